@@ -1,0 +1,32 @@
+"""posttune: post-train language models with everything that people swap as a plugin.
+
+Importing this package imports no torch; the names below load on first use (PEP 562).
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+from posttune._version import API, __version__
+
+if TYPE_CHECKING:
+    from posttune.hookspecs import hookimpl
+    from posttune.reward.base import BaseRewardFunction
+
+_LAZY = {
+    "BaseRewardFunction": "posttune.reward.base",
+    "hookimpl": "posttune.hookspecs",
+}
+
+__all__ = ["API", "BaseRewardFunction", "__version__", "hookimpl"]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _LAZY:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(importlib.import_module(_LAZY[name]), name)
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)
