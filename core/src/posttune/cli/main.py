@@ -1,0 +1,110 @@
+"""``posttune``: the table of commands, and the one place where errors become messages and exit codes."""
+
+from __future__ import annotations
+
+import io
+import logging
+import os
+import sys
+import traceback
+from collections.abc import Sequence
+
+import click
+
+from posttune._version import __version__
+from posttune.cli.lazy import LazyCommand, LazyGroup
+from posttune.cli.output import example
+from posttune.errors import PosttuneError, UserError
+
+COMMANDS = {
+    "run": LazyCommand("posttune.cli.run_cmd:command", "Run the stages of a configuration."),
+    "config": LazyCommand("posttune.cli.config_cmd:command", "Check, show or describe configurations."),
+    "data": LazyCommand("posttune.cli.data_cmd:command", "Convert and inspect datasets."),
+    "score": LazyCommand("posttune.cli.score_cmd:command", "Try rewards on saved answers."),
+    "evaluate": LazyCommand("posttune.cli.evaluate_cmd:command", "Measure a model's accuracy."),
+    "generate": LazyCommand("posttune.cli.generate_cmd:command", "Answer prompts with a model."),
+    "export": LazyCommand("posttune.cli.export_cmd:command", "Write a Hugging Face folder."),
+    "models": LazyCommand("posttune.cli.models_cmd:command", "Import models from other formats."),
+    "plugins": LazyCommand("posttune.cli.plugins_cmd:command", "List and show plugins."),
+    "selftest": LazyCommand("posttune.cli.selftest_cmd:command", "Check the algorithms against gold values."),
+    "version": LazyCommand("posttune.cli.version:command", "Show versions."),
+}
+
+INTERRUPTED = 130
+
+
+@click.group(
+    cls=LazyGroup,
+    table=COMMANDS,
+    context_settings={"help_option_names": ["-h", "--help"]},
+    epilog=example("posttune run configs/quickstart.yaml", "posttune run --help"),
+)
+@click.version_option(__version__, "-V", "--version", prog_name="posttune")
+def cli() -> None:
+    """Post-train language models: SFT, reinforcement learning, export."""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run a command line and return its exit code: 0, 1 failure, 2 the user's mistake, 130 interrupted."""
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="replace")
+    _speak_plainly()
+    try:
+        code = cli.main(args=argv, prog_name="posttune", standalone_mode=False)
+    except click.ClickException as error:
+        return _report_click(error)
+    except click.Abort:
+        return _report("interrupted", INTERRUPTED)
+    except PosttuneError as error:
+        return _report(str(error), error.exit_code)
+    except OSError as error:
+        if error.filename is None:
+            raise
+        return _report(f"{error.filename}: {error.strerror}", _os_exit_code(error))
+    return code if isinstance(code, int) else 0
+
+
+class _Formatter(logging.Formatter):
+    """``posttune: warning: …``, as errors are written."""
+
+    def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802
+        return f"posttune: {record.levelname.lower()}: {record.message}"
+
+
+def _speak_plainly() -> None:
+    """Warnings go to stderr in our own form."""
+    root = logging.getLogger()
+    if not root.handlers:
+        handler = logging.StreamHandler()
+        handler.setFormatter(_Formatter())
+        root.addHandler(handler)
+
+
+def _report(message: str, code: int) -> int:
+    if os.environ.get("POSTTUNE_TRACEBACK") == "1":
+        traceback.print_exc()
+    rank = os.environ.get("RANK", "0")
+    if rank == "0":
+        sys.stderr.write(f"posttune: error: {message}\n")
+    elif code != INTERRUPTED:  # all ranks stop together, and rank 0 says so
+        sys.stderr.write(f"posttune: error: rank {rank}: {message}\n")
+    return code
+
+
+def _report_click(error: click.ClickException) -> int:
+    if isinstance(error, click.exceptions.NoArgsIsHelpError):
+        error.show()
+        return error.exit_code
+    context = error.ctx if isinstance(error, click.UsageError) else None
+    fix = f"{context.command_path} --help" if context else ""
+    return _report(str(UserError(error.format_message(), fix=fix)), error.exit_code)
+
+
+def _os_exit_code(error: OSError) -> int:
+    """A path that is missing, forbidden or of the wrong sort is the user's; a full disk is not."""
+    user = FileNotFoundError | PermissionError | IsADirectoryError | NotADirectoryError | FileExistsError
+    return 2 if isinstance(error, user) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

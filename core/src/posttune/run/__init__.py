@@ -1,0 +1,1 @@
+"""posttune.run: a run's folder, its stages and their order."""
