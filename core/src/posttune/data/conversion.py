@@ -1,0 +1,293 @@
+"""Source files to a dataset folder: streamed, and whole or not at all."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from posttune.catalog import Catalog
+from posttune.config.models import PluginRef
+from posttune.data.encoded import Encoded, Truncation
+from posttune.data.layout import META, SCHEMA_VERSION, TRAIN, dump_meta, read_meta
+from posttune.data.reading import digest, expand
+from posttune.data.records import RowError
+from posttune.data.rejected import OnBadRow, Rejected, read_rejected
+from posttune.data.roles import canonical
+from posttune.data.row_stream import Progress, RowStream
+from posttune.data.templates import Template, resolve_template
+from posttune.data.tokenize import Encoder, token_meta, token_view, tokenizer_fingerprint
+from posttune.data.writer import DatasetWriter, Row
+from posttune.errors import DataError
+from posttune.files import atomic_dir
+from posttune.types import BadRow
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+
+@dataclass(frozen=True)
+class ConvertRequest:
+    """What to convert, and how."""
+
+    sources: Sequence[str | Path]
+    to: str | Path
+    converter: PluginRef | None = None  # inferred from the roles where none is given
+    map: Mapping[str, str] = field(default_factory=dict)  # role to dotted path
+    tokenizer: str | Path | None = None  # folder, or "bytes"; none: the text is kept
+    template: str = "auto"
+    on_bad_row: OnBadRow = "refuse"
+    max_length: int | None = None  # tokens
+    truncation: Truncation = "refuse"
+    overwrite: bool = False
+    progress: Progress | None = None
+
+
+@dataclass(frozen=True)
+class ConversionReport:
+    """What a conversion did. ``rejected`` entries have file, row (from 1) and reason."""
+
+    rows_in: int
+    rows_out: int
+    rejected: list[dict[str, Any]]
+    warnings: list[dict[str, Any]]
+    fingerprint: str
+    path: Path
+    unchanged: bool = False  # an equal dataset was there already
+
+    def as_json(self) -> dict[str, Any]:
+        """What ``posttune data convert --json`` prints."""
+        keys = ("rows_in", "rows_out", "rejected", "warnings", "fingerprint")
+        return {key: getattr(self, key) for key in keys}
+
+
+def convert(request: ConvertRequest) -> ConversionReport:
+    """Convert. An equal dataset at the destination is left alone; another needs ``overwrite``.
+
+    Raises `DataError` for sources, rows, columns or a destination that cannot be used, and
+    `ModelError` for the tokenizer. Nothing is left behind then.
+    """
+    return _Conversion(request).run()
+
+
+def preview(request: ConvertRequest) -> Iterator[Row]:
+    """The rows that a conversion would write, before they are tokenised. Raises what it would raise."""
+    files = expand(request.sources)
+    rejected = Rejected(request.on_bad_row)
+    stream = RowStream(files, request.converter, canonical(request.map), rejected, request.progress)
+    count = 0
+    for row in stream.rows():
+        count += 1
+        yield row
+    rejected.check(files, stream.rows_in, count)
+
+
+class _Conversion:
+    """One conversion: the settings that were resolved, and what was seen."""
+
+    def __init__(self, request: ConvertRequest) -> None:
+        self.request = request
+        self.map = canonical(request.map)
+        self.files = expand(request.sources)
+        self.to = Path(request.to).expanduser()
+        self.tokenizer, self.template = _tokenizer(request)
+        self.rejected = Rejected(request.on_bad_row)
+        self.stream = RowStream(self.files, request.converter, self.map, self.rejected, request.progress)
+
+    def run(self) -> ConversionReport:
+        hashes = [(path, digest(path)) for path in self.files]
+        sources = [{"file": str(p), "bytes": p.stat().st_size, "sha256": sha} for p, sha in hashes]
+        fingerprint = self._fingerprint([sha for _, sha in hashes])
+        found = _existing(self.to, fingerprint, self.request.overwrite)
+        if found is not None:
+            return found
+        with atomic_dir(self.to, replace=self.request.overwrite) as folder:
+            meta = self._meta(fingerprint, sources, self._write(folder))
+            (folder / META).write_text(dump_meta(meta), "utf-8")
+            self.rejected.write(folder)
+            if self.tokenizer is not None:
+                from posttune.models.tokenizer import save_tokenizer
+
+                save_tokenizer(self.tokenizer, folder)
+        return _report(meta, self.rejected.entries(), self.to)
+
+    def _write(self, folder: Path) -> dict[str, Any]:
+        names = [str(path) for path in self.files]
+        special = self.tokenizer.all_special_tokens if self.tokenizer is not None else ()
+        encoder = self._encoder()
+        with DatasetWriter(folder, names, tokens=encoder is not None, special=special) as writer:
+            for batch in self.stream.batches():
+                if encoder is None:
+                    writer.add(batch, None)
+                else:
+                    self._add_encoded(writer, encoder, batch)
+        self.rejected.check(self.files, self.stream.rows_in, writer.rows)
+        writer.warnings.update(self.stream.warnings)
+        return writer.summary()
+
+    def _encoder(self) -> Encoder | None:
+        if self.tokenizer is None:
+            return None
+        return Encoder(self.tokenizer, self.template, self.request.max_length, self.request.truncation)
+
+    def _add_encoded(self, writer: DatasetWriter, encoder: Encoder, batch: list[Row]) -> None:
+        rows: list[Row] = []
+        encoded: list[Encoded] = []
+        for row, ids in zip(batch, encoder.encode([token_view(row.record) for row in batch]), strict=True):
+            if isinstance(ids, RowError):
+                self.rejected.add(BadRow(row.record.location, str(ids)))
+            else:
+                rows.append(row)
+                encoded.append(ids)
+        if rows:
+            writer.add(rows, encoded)
+
+    def _fingerprint(self, hashes: list[str]) -> str:
+        """Equal for equal content converted in an equal way; where the files lie does not matter."""
+        request = self.request
+        settings = {
+            "schema": SCHEMA_VERSION,
+            "sources": hashes,
+            "converter": request.converter.model_dump() if request.converter else None,
+            "distribution": _distribution(request.converter),
+            "map": self.map,
+            "tokenizer": tokenizer_fingerprint(self.tokenizer) if self.tokenizer is not None else None,
+            "template": [self.template.choice, self.template.source],
+            "on_bad_row": request.on_bad_row,
+            "limit": [request.max_length, request.truncation],
+        }
+        return hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()
+
+    def _meta(
+        self, fingerprint: str, sources: list[dict[str, Any]], summary: dict[str, Any]
+    ) -> dict[str, Any]:
+        assert self.stream.converter is not None  # there was a row
+        ref = self.request.converter
+        return {
+            "schema": SCHEMA_VERSION,
+            "fingerprint": fingerprint,
+            "rows_in": self.stream.rows_in,
+            **summary,
+            "rejected": self.rejected.count,
+            "converter": {"name": self.stream.converter.name, "options": ref.options if ref else {}},
+            "map": next(iter(self.stream.columns.values())),
+            **self._token_meta(),
+            "max_length": self.request.max_length,
+            "truncation": self.request.truncation,
+            "sources": [{**source, "map": self.stream.columns.get(source["file"], {})} for source in sources],
+        }
+
+    def _token_meta(self) -> dict[str, Any]:
+        if self.tokenizer is None:
+            return {"tokenizer": None, "template": self.template.as_meta()}
+        return token_meta(self.tokenizer, self.template, self.request.tokenizer)
+
+
+class DataConverter:
+    """Convert from Python: ``DataConverter("a.jsonl", "out", "model").convert(prompt_key="question")``.
+
+    ``input_path`` is a file, a folder, a pattern, or a list of them.
+    """
+
+    def __init__(
+        self,
+        input_path: str | Path | Sequence[str | Path],
+        output_path: str | Path,
+        tokenizer_name: str | Path | None = None,
+    ) -> None:
+        self.sources = [input_path] if isinstance(input_path, str | Path) else list(input_path)
+        self.output_path = Path(output_path)
+        self.tokenizer_name = tokenizer_name
+
+    def convert(
+        self,
+        prompt_key: str | None = None,
+        response_key: str | None = None,
+        reject_key: str | None = None,
+        max_length: int | None = None,
+        *,
+        messages_key: str | None = None,
+        reference_key: str | None = None,
+        converter: str | None = None,
+        template: str = "auto",
+        truncation: Truncation = "left",
+        on_bad_row: OnBadRow = "refuse",
+        overwrite: bool = False,
+    ) -> ConversionReport:
+        """Convert; see `convert`. With ``reject_key``, ``response_key`` is the better answer.
+
+        A row longer than ``max_length`` tokens is cut on the left, so that its answer stays, and
+        counted, unless ``truncation`` says otherwise.
+        """
+        answer = "chosen" if reject_key else "response"
+        keys = {
+            "prompt": prompt_key,
+            answer: response_key,
+            "rejected": reject_key,
+            "messages": messages_key,
+            "reference": reference_key,
+        }
+        request = ConvertRequest(
+            sources=self.sources,
+            to=self.output_path,
+            converter=PluginRef(name=converter) if converter else None,
+            map={role: key for role, key in keys.items() if key},
+            tokenizer=self.tokenizer_name,
+            template=template,
+            on_bad_row=on_bad_row,
+            max_length=max_length,
+            truncation=truncation,
+            overwrite=overwrite,
+        )
+        return convert(request)
+
+
+def _existing(to: Path, fingerprint: str, overwrite: bool) -> ConversionReport | None:
+    """The report of an equal dataset that is there. Raises `DataError` where something else is."""
+    if to.is_file():
+        raise DataError("is a file, not a folder", who=str(to), fix="choose another place")
+    if not to.exists() or not any(to.iterdir()):
+        return None
+    try:
+        meta = read_meta(to)
+    except DataError as error:
+        what = "holds something that is no dataset"
+        raise DataError(what, who=str(to), fix="choose another place, or remove it") from error
+    train = to / TRAIN
+    if meta["fingerprint"] == fingerprint and train.is_file() and train.stat().st_size == meta["bytes"]:
+        return _report(meta, read_rejected(to), to, unchanged=True)
+    if overwrite:
+        return None
+    raise DataError(
+        "holds another dataset (other sources or settings)",
+        who=str(to),
+        fix="choose another place, or replace it with --overwrite (overwrite: true in a configuration)",
+    )
+
+
+def _tokenizer(request: ConvertRequest) -> tuple[PreTrainedTokenizerBase | None, Template]:
+    if request.tokenizer is None:
+        return None, Template(request.template, None)
+    from posttune.models.tokenizer import load_tokenizer
+
+    tokenizer = load_tokenizer(request.tokenizer)
+    return tokenizer, resolve_template(request.template, tokenizer)
+
+
+def _distribution(converter: PluginRef | None) -> str:
+    """Version of the converter, where it is not ours: its output may change with it."""
+    if converter is None:
+        return ""
+    plugin = Catalog().check("data_converter", converter.name)
+    return "" if plugin.distribution == "posttune" else f"{plugin.distribution} {plugin.version}"
+
+
+def _report(
+    meta: Mapping[str, Any], rejected: list[dict[str, Any]], path: Path, *, unchanged: bool = False
+) -> ConversionReport:
+    return ConversionReport(
+        meta["rows_in"], meta["rows"], rejected, meta["warnings"], meta["fingerprint"], path, unchanged
+    )

@@ -1,0 +1,62 @@
+"""``gsm8k``: grade-school problems with worked solutions (Cobbe et al. 2021, arXiv:2110.14168)."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Mapping
+
+from pydantic import Field
+
+from posttune.config.models import Strict
+from posttune.data.records import RowError, converted, other_columns, text_of
+from posttune.hookspecs import hookimpl
+from posttune.types import BadRow, Record, Roles, SourceRow
+
+_ANNOTATION = re.compile(r"<<[^<>\n]*>>")
+MARK = "####"
+
+
+class GSM8KConverter:
+    """``question`` and ``answer``, the answer ending with ``#### N``.
+
+    The reference is N without its thousands separators. The response is the worked solution with the
+    line ``#### N``, but without the calculator annotations ``<<48/2=24>>``, which are no text that a
+    model should write (``annotations: true`` keeps them).
+    """
+
+    class Config(Strict):
+        """Options of the converter."""
+
+        annotations: bool = Field(False, description="Keep the calculator annotations <<...>>.")
+
+    def __init__(self, config: Config) -> None:
+        self.config = config
+
+    @hookimpl
+    def data_converter_roles(self) -> Roles:
+        return Roles(required=("prompt", "response"))
+
+    @hookimpl
+    def data_converter_convert(
+        self, rows: Iterable[SourceRow], columns: Mapping[str, str]
+    ) -> Iterator[Record | BadRow]:
+        return converted(rows, lambda row: self._record(row, columns))
+
+    def _record(self, row: SourceRow, columns: Mapping[str, str]) -> Record:
+        solution = text_of(row, "response", columns["response"])
+        return Record(
+            location=row.location,
+            prompt=text_of(row, "prompt", columns["prompt"]),
+            response=solution if self.config.annotations else _ANNOTATION.sub("", solution),
+            reference=final_answer(solution),
+            columns=other_columns(row, columns),
+        )
+
+
+def final_answer(solution: str) -> str:
+    """What follows the last ``####``, without thousands separators. Raises `RowError` without one."""
+    _, mark, tail = solution.rpartition(MARK)
+    answer = tail.strip().replace(",", "")
+    if not mark or not answer:
+        raise RowError(f"the answer has no {MARK!r} line with a final answer")
+    return answer

@@ -1,0 +1,153 @@
+"""Source files of any kind that we read, recognised by what they hold and not by their names."""
+
+from __future__ import annotations
+
+import glob
+import hashlib
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Protocol
+
+from posttune.data.arrow_rows import arrow_file_rows, arrow_stream_rows, parquet_rows
+from posttune.data.blocks import Block
+from posttune.data.json_rows import JsonArray, JsonLines, looks_like_array
+from posttune.data.layout import META, TRAIN
+from posttune.data.streams import ByteStream, open_bytes, reading
+from posttune.errors import DataError
+from posttune.types import BadRow, SourceRow
+
+SUFFIXES = (".jsonl", ".ndjson", ".json", ".parquet", ".arrow", ".feather", ".ipc")
+_PACKED = (".gz", ".zst", ".bz2", ".xz", ".lz4")
+_KINDS = "JSON lines, a JSON array, Parquet, or Arrow; each may be compressed"
+
+
+class Format(Protocol):
+    """What reads one kind of file."""
+
+    @property
+    def column_types(self) -> Mapping[str, str]:
+        """Type of each column where the file has a schema; else empty."""
+        ...
+
+    def blocks(self) -> Iterator[Block]:
+        """Every row, in order, in blocks."""
+        ...
+
+    def progress(self) -> float:
+        """Share of the file that was read, 0 to 1."""
+        ...
+
+
+@dataclass(frozen=True)
+class SourceFile:
+    """An open source file of a recognised format."""
+
+    path: Path
+    format: Format
+
+    warnings: Counter[str] = field(default_factory=Counter)  # of the rows that ``rows`` gave
+
+    def blocks(self) -> Iterator[Block]:
+        """Every row, in order, in blocks. Raises `DataError` where the file turns out to be damaged."""
+        with reading(self.path):
+            yield from self.format.blocks()
+
+    def rows(self) -> Iterator[SourceRow | BadRow]:
+        """Every row, in order; raises as ``blocks`` does."""
+        for block in self.blocks():
+            yield from block.rows(self.warnings)
+
+
+@contextmanager
+def open_source(path: Path) -> Iterator[SourceFile]:
+    """Open a source file. Raises `DataError` for one that is missing, damaged or of no known kind."""
+    with open_bytes(path) as stream:
+        with reading(path):
+            found = _recognise(stream)
+        yield SourceFile(path, found)
+
+
+def expand(sources: Sequence[str | Path]) -> list[Path]:
+    """The files that paths, patterns and folders name, in order; those of a folder sorted."""
+    files: list[Path] = []
+    for source in sources:
+        path = Path(source).expanduser()
+        if path.is_dir():
+            files += _files_of(path)
+        elif not path.exists() and glob.has_magic(str(path)):
+            files += _matches(path)
+        else:
+            files.append(path)
+    if not files:
+        raise DataError("no source file was named", fix="name at least one file")
+    return files
+
+
+def digest(path: Path) -> str:
+    """SHA-256 of a file's bytes. Raises `DataError` where it cannot be read."""
+    with reading(path), path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _recognise(stream: ByteStream) -> Format:
+    head = stream.peek()
+    if head.startswith(b"PAR1"):
+        return parquet_rows(stream)
+    if head.startswith(b"ARROW1"):
+        return arrow_file_rows(stream)
+    if head.startswith(b"\xff\xff\xff\xff"):
+        return arrow_stream_rows(stream)
+    _refuse_foreign(stream.path, head)
+    return JsonArray(stream) if looks_like_array(head) else JsonLines(stream)
+
+
+_FOREIGN = {
+    b"PARE": "an encrypted Parquet file",
+    b"FEA1": "a Feather version 1 file",
+    b"PK\x03\x04": "a zip archive (or a spreadsheet)",
+    b"\x89HDF": "an HDF5 file",
+    b"Obj\x01": "an Avro file",
+    b"ORC": "an ORC file",
+    b"SQLite": "an SQLite database",
+    b"\x80": "a pickle, which could run code when it is read",
+    b"%PDF": "a PDF",
+    b"\x1f\x8b": "compressed twice",
+    b"\x28\xb5\x2f\xfd": "compressed twice",
+}
+
+
+def _refuse_foreign(path: Path, head: bytes) -> None:
+    if head[257:262] == b"ustar":
+        raise DataError("is a tar archive", who=str(path), fix="unpack it and name its files")
+    for magic, what in _FOREIGN.items():
+        if head.startswith(magic):
+            raise DataError(f"is {what}", who=str(path), fix=f"convert it to one of: {_KINDS}")
+
+
+def _files_of(folder: Path) -> list[Path]:
+    if (folder / META).is_file() and (folder / TRAIN).is_file():
+        what = "is a converted dataset already, not source files"
+        raise DataError(what, who=str(folder), fix="use the folder as it is, or name its original source")
+    files = sorted(path for path in folder.rglob("*") if path.is_file() and _is_data(path))
+    if not files:
+        what = f"is a folder without data files ({', '.join(SUFFIXES)})"
+        raise DataError(what, who=str(folder), fix="name the files themselves")
+    return files
+
+
+def _is_data(path: Path) -> bool:
+    name = path.name.lower()
+    for suffix in _PACKED:
+        name = name.removesuffix(suffix)
+    return name.endswith(SUFFIXES) and not name.startswith(".")
+
+
+def _matches(pattern: Path) -> list[Path]:
+    names = glob.glob(str(pattern), recursive=True)  # noqa: PTH207  (Path.glob takes no absolute pattern)
+    files = sorted(path for path in map(Path, names) if path.is_file())
+    if not files:
+        raise DataError("no file matches the pattern", who=str(pattern), fix="check the path")
+    return files
