@@ -1,0 +1,193 @@
+"""Writing a model as a Hugging Face folder, and the one way in which any exporter is run."""
+
+from __future__ import annotations
+
+import copy
+import json
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, cast
+
+import torch
+from safetensors.torch import save_file
+
+from posttune._version import __version__
+from posttune.checkpoint.sources import ModelSource
+from posttune.config.models import PluginRef
+from posttune.errors import ExportError, UserError
+from posttune.facade import build_exporter
+from posttune.files import atomic_dir
+from posttune.models.hf_folder import is_classifier
+from posttune.types import ExportReport, Verification
+
+DTYPES = ("keep", "float32", "bfloat16", "float16")
+SHARD_BYTES = 5 * 10**9
+
+
+@dataclass(frozen=True)
+class Exported:
+    """An export that was read back and found equal."""
+
+    path: Path
+    report: ExportReport
+    verification: Verification
+
+    def as_json(self) -> dict[str, Any]:
+        """The document that ``posttune export --json`` prints."""
+        return {
+            "files": list(self.report.files),
+            "parameters": self.report.parameters,
+            "dtype": self.report.dtype,
+            "max_abs_logit_difference": self.verification.max_abs_logit_difference,
+        }
+
+
+def export_model(
+    source: ModelSource,
+    destination: Path,
+    *,
+    dtype: str = "keep",
+    exporter: PluginRef | None = None,
+    replace: bool = False,
+) -> Exported:
+    """Write ``source`` to ``destination``, read it back, and only then let the folder appear.
+
+    ``dtype``: "keep" (that of the source's weights), float32, bfloat16 or float16. ``replace``: a
+    folder that is there gives way, else it is a UserError. Raises `ExportError` where what was read
+    back differs, and then leaves nothing.
+    """
+    if dtype not in DTYPES:
+        raise UserError(f"unknown dtype {dtype!r}", who="export", fix=f"choose one of {', '.join(DTYPES)}")
+    writer = build_exporter(exporter or PluginRef(name="hf"))
+    try:
+        with atomic_dir(destination, replace=replace) as temporary:
+            report = writer.export(source, temporary, dtype)
+            verification = writer.verify(source, temporary)
+            _refuse_difference(destination, verification)
+            _make_readable(temporary)
+    except OSError as error:
+        raise ExportError(
+            f"could not be written: {error}", who=str(destination), fix="see whether the disk is full"
+        ) from error
+    return Exported(destination, report, verification)
+
+
+def _refuse_difference(destination: Path, found: Verification) -> None:
+    if not found.passed:
+        raise ExportError(
+            f"what was read back answers differently: logits differ by {found.max_abs_logit_difference:.3g}, "
+            f"allowed are {found.tolerance:.3g}",
+            who=str(destination),
+            fix="nothing was kept; export with --dtype keep, and report this if it fails too",
+        )
+
+
+def _make_readable(folder: Path) -> None:
+    """safetensors makes its files readable by their owner alone."""
+    folder.chmod(0o755)
+    for path in folder.rglob("*"):
+        path.chmod(0o755 if path.is_dir() else 0o644)
+
+
+def write_model(
+    source: ModelSource, folder: Path, dtype: str = "keep", *, shard_bytes: int = SHARD_BYTES
+) -> ExportReport:
+    """Write weights, configuration, tokenizer, generation configuration and a model card into ``folder``.
+
+    Adapters are merged, tied weights are written once. Raises `ExportError` where the rows of the
+    embedding are not the configuration's vocabulary.
+    """
+    torch_dtype = source.dtype if dtype == "keep" else cast(torch.dtype, getattr(torch, dtype))
+    name = str(torch_dtype).removeprefix("torch.")
+    tensors = (
+        (key, export_tensor(tensor, torch_dtype)) for key, tensor in _checked(source, source.tensors())
+    )
+    parameters = _write_shards(tensors, folder, shard_bytes)
+    _write_config(source, folder, torch_dtype)
+    source.write_companions(folder)
+    (folder / "README.md").write_text(_card(source, parameters, name), encoding="utf-8")
+    files = sorted(str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file())
+    return ExportReport(files=tuple(files), parameters=parameters, dtype=name)
+
+
+def export_tensor(tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """The tensor as it is written: on the CPU, floats in ``dtype``, with a storage of its own size."""
+    tensor = tensor.detach().to("cpu", dtype if tensor.is_floating_point() else None).contiguous()
+    return tensor if tensor.untyped_storage().nbytes() == tensor.nbytes else tensor.clone()
+
+
+def _checked(
+    source: ModelSource, tensors: Iterable[tuple[str, torch.Tensor]]
+) -> Iterator[tuple[str, torch.Tensor]]:
+    rows = source.config.get_text_config().vocab_size
+    for name, tensor in tensors:
+        if name.endswith(("embed_tokens.weight", "lm_head.weight")) and tensor.shape[0] != rows:
+            raise ExportError(
+                f"{name} has {tensor.shape[0]} rows, the configuration says vocab_size {rows}",
+                who="export",
+                fix="the weights and the configuration are not of one model",
+            )
+        yield name, tensor
+
+
+def _write_shards(tensors: Iterable[tuple[str, torch.Tensor]], folder: Path, limit: int) -> int:
+    """Write files of at most ``limit`` bytes (one tensor at least) and return the number of parameters."""
+    shards: list[list[str]] = []
+    parameters, size = 0, 0
+    for number, shard in enumerate(_groups(tensors, limit)):
+        save_file(shard, folder / f"part-{number}.safetensors", metadata={"format": "pt"})
+        shards.append(list(shard))
+        parameters += sum(tensor.numel() for tensor in shard.values())
+        size += sum(tensor.nbytes for tensor in shard.values())
+    if len(shards) == 1:
+        (folder / "part-0.safetensors").rename(folder / "model.safetensors")
+        return parameters
+    places: dict[str, str] = {}
+    for number, names in enumerate(shards):
+        file = f"model-{number + 1:05d}-of-{len(shards):05d}.safetensors"
+        (folder / f"part-{number}.safetensors").rename(folder / file)
+        places |= dict.fromkeys(names, file)
+    index = {"metadata": {"total_size": size, "total_parameters": parameters}, "weight_map": places}
+    (folder / "model.safetensors.index.json").write_text(json.dumps(index, indent=2) + "\n", encoding="utf-8")
+    return parameters
+
+
+def _groups(tensors: Iterable[tuple[str, torch.Tensor]], limit: int) -> Iterator[dict[str, torch.Tensor]]:
+    group: dict[str, torch.Tensor] = {}
+    size = 0
+    for name, tensor in tensors:
+        if group and size + tensor.nbytes > limit:
+            yield group
+            group, size = {}, 0
+        group[name] = tensor
+        size += tensor.nbytes
+    yield group
+
+
+def _write_config(source: ModelSource, folder: Path, dtype: torch.dtype) -> None:
+    config = copy.deepcopy(source.config)
+    config.dtype = dtype
+    config.save_pretrained(folder)
+
+
+def _card(source: ModelSource, parameters: int, dtype: str) -> str:
+    family = source.config.model_type
+    task, kind, call = "text-generation", "model", '("Hello", max_new_tokens=20)'
+    if is_classifier(source.config):
+        task, kind, call = "text-classification", "reward model", '("A prompt and its answer")'
+    return f"""---
+library_name: transformers
+pipeline_tag: {task}
+---
+
+# {source.name}
+
+Written by posttune {__version__}: a {family} {kind} of {parameters:,} parameters in {dtype}{source.origin}.
+
+```python
+from transformers import pipeline
+
+print(pipeline("{task}", model="path/of/this/folder"){call})
+```
+"""

@@ -1,0 +1,188 @@
+"""Reading and checking Hugging Face model folders. Nothing is fetched, and no code of a folder runs."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Literal, cast
+
+import torch
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoModelForSequenceClassification,
+    PretrainedConfig,
+    PreTrainedModel,
+)
+from transformers.utils import logging as transformers_logging
+
+from posttune.errors import ModelError
+from posttune.models.params import embeddings_tied
+
+Attention = Literal["auto", "sdpa", "eager"]
+_SINGLE = ("model.safetensors", "pytorch_model.bin")
+_LISTS = ("model.safetensors.index.json", "pytorch_model.bin.index.json")
+
+
+def check_folder(path: Path, *, weights: bool = True) -> None:
+    """Raise `ModelError` unless the folder holds a configuration and (all of) its weights."""
+    who = f"model {path}"
+    if not path.exists():
+        raise ModelError(
+            "no such folder",
+            who=who,
+            fix="give the path of a local folder; models are not downloaded by name",
+        )
+    if not path.is_dir():
+        raise ModelError(
+            "is a file, not a model folder",
+            who=who,
+            fix="a .gguf file becomes a folder by `posttune models import`",
+        )
+    if not (path / "config.json").is_file():
+        what = "no config.json in it"
+        if (path / "adapter_config.json").is_file():
+            what = "it holds a LoRA adapter alone, without the model that it belongs to"
+        raise ModelError(what, who=who, fix="give a Hugging Face model folder, a checkpoint or a run folder")
+    if weights:
+        _check_weights(path, who)
+
+
+def _check_weights(path: Path, who: str) -> None:
+    if any((path / name).is_file() for name in _SINGLE):
+        return
+    for name in _LISTS:
+        if (path / name).is_file():
+            _check_shards(path, name, who)
+            return
+    raise ModelError(
+        "no weights in it (no model.safetensors)", who=who, fix="copy the weights beside config.json"
+    )
+
+
+def _check_shards(path: Path, name: str, who: str) -> None:
+    try:
+        shards = set(json.loads((path / name).read_text(encoding="utf-8"))["weight_map"].values())
+    except (ValueError, KeyError, AttributeError) as error:
+        raise ModelError(f"{name} cannot be read: {error}", who=who, fix="copy the folder again") from error
+    missing = sorted(shard for shard in shards if not (path / shard).is_file())
+    if missing:
+        raise ModelError(
+            f"{len(missing)} of its {len(shards)} weight files are missing, the first is {missing[0]}",
+            who=who,
+            fix="copy the folder again",
+        )
+
+
+def read_config(path: Path) -> PretrainedConfig:
+    """The configuration of a folder. Raises `ModelError`."""
+    check_folder(path, weights=False)
+    try:
+        return cast(PretrainedConfig, AutoConfig.from_pretrained(path, local_files_only=True))
+    except Exception as error:  # transformers raises of every kind here
+        raise ModelError(
+            f"config.json cannot be used: {error}", who=f"model {path}", fix="check config.json"
+        ) from error
+
+
+def is_classifier(config: PretrainedConfig) -> bool:
+    """Whether the configuration is of a sequence-classification model, as reward models are."""
+    return any(str(name).endswith("ForSequenceClassification") for name in config.architectures or ())
+
+
+def refuse_classifier(config: PretrainedConfig, *, who: str) -> None:
+    """Raise `ModelError` where a language model is wanted and a reward model stands."""
+    if is_classifier(config):
+        raise ModelError(
+            "is a sequence classifier, as reward models are: it generates nothing",
+            who=who,
+            fix="name a language model here; the reward called model, and critics, take reward models",
+        )
+
+
+def auto_class(config: PretrainedConfig) -> Any:
+    """The class of transformers that makes the model: of a language model, or a sequence classifier."""
+    return AutoModelForSequenceClassification if is_classifier(config) else AutoModelForCausalLM
+
+
+def read_model(
+    path: Path, *, dtype: torch.dtype | Literal["auto"], attention: str | None = None
+) -> PreTrainedModel:
+    """The model of a folder, on the CPU, in eval mode; ``"auto"`` keeps its own type.
+
+    A causal language model, or a sequence classifier where the configuration says that it is one.
+    Raises `ModelError` where a weight is missing or misshapen (it would be random), or where the
+    configuration and the weights disagree about tied embeddings.
+    """
+    check_folder(path)
+    config = read_config(path)
+    try:
+        with without_progress():
+            loaded: Any = auto_class(config).from_pretrained(
+                path,
+                config=config,
+                dtype=dtype,
+                attn_implementation=attention,
+                local_files_only=True,
+                output_loading_info=True,
+            )
+    except Exception as error:  # transformers raises of every kind here
+        raise ModelError(
+            f"cannot be loaded: {error}",
+            who=f"model {path}",
+            fix="check the folder's config.json and weights",
+        ) from error
+    model, info = cast(tuple[PreTrainedModel, dict[str, Any]], loaded)
+    _refuse_incomplete(path, info)
+    if is_classifier(config):
+        cast(Any, model).generation_config = None  # transformers sets it for models that generate alone
+    check_ties(model, who=f"model {path}")
+    return model
+
+
+@contextmanager
+def without_progress() -> Iterator[None]:
+    """Keep transformers' progress bars out of our output."""
+    shown = transformers_logging.is_progress_bar_enabled()
+    transformers_logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        if shown:
+            transformers_logging.enable_progress_bar()
+
+
+def _refuse_incomplete(path: Path, info: dict[str, Any]) -> None:
+    for problem, keys in (("missing", info["missing_keys"]), ("of another shape", info["mismatched_keys"])):
+        names = sorted(str(key) for key in keys)
+        if names:
+            raise ModelError(
+                f"{len(names)} weights are {problem}, the first is {names[0]}",
+                who=f"model {path}",
+                fix="the weights do not belong to this config.json; copy the folder again",
+            )
+
+
+def check_ties(model: PreTrainedModel, *, who: str) -> None:
+    """Raise `ModelError` where the configuration and the tensors disagree about tied embeddings."""
+    if model.get_output_embeddings() is None:
+        return
+    said, real = bool(model.config.get_text_config().tie_word_embeddings), embeddings_tied(model)
+    if said != real:
+        raise ModelError(
+            f"tie_word_embeddings is {said}, but its embeddings are {'one tensor' if real else 'two'}",
+            who=who,
+            fix=f'set "tie_word_embeddings": {str(real).lower()} in config.json if the weights are right',
+        )
+
+
+def attention_name(choice: Attention, *, dtype: torch.dtype, device: torch.device) -> str | None:
+    """What ``auto`` means: transformers' choice (None), but eager in half precision on a CPU.
+
+    There sdpa's backward pass over short packed rows takes twice as long as eager's.
+    """
+    if choice != "auto":
+        return choice
+    return "eager" if device.type == "cpu" and dtype in (torch.bfloat16, torch.float16) else None

@@ -1,0 +1,133 @@
+"""Low-rank adapters (Hu et al. 2021, arXiv:2106.09685), by peft."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator, Mapping
+from typing import Any, cast
+
+import peft
+import torch
+from peft.tuners.lora import LoraLayer
+from torch import nn
+from transformers import PreTrainedModel
+
+from posttune.config.models import LoraConfig
+from posttune.errors import CheckpointError, ModelError
+from posttune.models.heads import HEAD, find_head, float_head
+
+ADAPTER = "default"
+
+
+def is_lora(model: nn.Module) -> bool:
+    """Whether the model carries adapters."""
+    return isinstance(model, peft.PeftModel)
+
+
+def inner_model(model: nn.Module) -> PreTrainedModel:
+    """The transformers model itself, without peft's wrapper (its adapters stay in it)."""
+    return cast(PreTrainedModel, model.get_base_model() if isinstance(model, peft.PeftModel) else model)
+
+
+def apply_lora(model: PreTrainedModel, config: LoraConfig, *, seed: int) -> peft.PeftModel:
+    """Freeze the model and add adapters, whose first weights come from ``seed``.
+
+    Adapters are float32 whatever the model's type. A scalar head has none: it is trained whole, in
+    float32 too. Raises `ModelError` for targets that do not exist
+    or that are tied to another weight.
+    """
+    _refuse_tied_targets(model, config)
+    scalar = find_head(model) is not None
+    settings = peft.LoraConfig(
+        r=config.rank,
+        lora_alpha=cast(int, config.alpha),  # any number, whatever its annotation says
+        lora_dropout=config.dropout,
+        target_modules=config.target_modules,
+        bias="none",
+        task_type=None if scalar else peft.TaskType.CAUSAL_LM,
+        exclude_modules=[HEAD] if scalar else None,
+    )
+    with torch.random.fork_rng(devices=[]), warnings.catch_warnings():
+        warnings.simplefilter("ignore", FutureWarning)  # peft's, about names in transformers
+        torch.manual_seed(seed)
+        try:
+            made = cast(peft.PeftModel, peft.get_peft_model(model, settings, adapter_name=ADAPTER))
+        except ValueError as error:
+            raise ModelError(
+                f"the adapters cannot be placed: {error}",
+                who="lora.target_modules",
+                fix='name modules of the model, such as ["q_proj", "v_proj"], or "all-linear"',
+            ) from error
+    if scalar:
+        float_head(model)
+    return made
+
+
+def _refuse_tied_targets(model: PreTrainedModel, config: LoraConfig) -> None:
+    if not model.config.get_text_config().tie_word_embeddings or config.target_modules == "all-linear":
+        return
+    ends = {name.rsplit(".", 1)[-1] for name in _embedding_names(model)}
+    targets = [config.target_modules] if isinstance(config.target_modules, str) else config.target_modules
+    wrong = sorted(ends & {target.rsplit(".", 1)[-1] for target in targets})
+    if wrong:
+        raise ModelError(
+            f"{', '.join(wrong)} is tied to another weight: an adapter there could not be merged",
+            who="lora.target_modules",
+            fix="leave it out, or train a model with tie_word_embeddings: false",
+        )
+
+
+def _embedding_names(model: PreTrainedModel) -> Iterator[str]:
+    embeddings = (model.get_input_embeddings(), model.get_output_embeddings())
+    for name, module in model.named_modules():
+        if any(module is embedding for embedding in embeddings):
+            yield name
+
+
+def describe(model: nn.Module) -> dict[str, Any] | None:
+    """What rebuilds the adapters: rank, alpha, dropout and the targets; None without adapters."""
+    if not isinstance(model, peft.PeftModel):
+        return None
+    settings = cast(peft.LoraConfig, model.peft_config[ADAPTER])
+    targets = settings.target_modules
+    return {
+        "rank": settings.r,
+        "alpha": float(settings.lora_alpha),
+        "dropout": float(settings.lora_dropout),
+        "target_modules": targets if isinstance(targets, str) else sorted(targets or ()),
+    }
+
+
+def from_description(description: Mapping[str, Any], *, who: str) -> LoraConfig:
+    """The inverse of `describe`. Raises `CheckpointError` where a value is missing or impossible."""
+    for key in ("rank", "alpha", "target_modules"):
+        if not description.get(key):
+            raise CheckpointError(
+                f"the description of its adapters has no usable {key!r} (found {description.get(key)!r})",
+                who=who,
+                fix="without it the adapters' scale is unknown; use another checkpoint",
+            )
+    return LoraConfig(
+        rank=int(description["rank"]),
+        alpha=float(description["alpha"]),
+        dropout=float(description.get("dropout", 0.0)),
+        target_modules=description["target_modules"],
+    )
+
+
+def merged_weight(layer: nn.Module) -> torch.Tensor:
+    """Weight of the wrapped layer with its update added, in float32."""
+    lora = cast(Any, layer)
+    weight: torch.Tensor = lora.get_base_layer().weight.detach()
+    update: torch.Tensor = lora.get_delta_weight(ADAPTER).detach()
+    return weight.float() + update.float()
+
+
+def merge(model: PreTrainedModel) -> PreTrainedModel:
+    """Add the adapters, if any, to the weights in place, and return the plain model."""
+    if not is_lora(model):
+        return model
+    for module in model.modules():
+        if isinstance(module, LoraLayer):
+            cast(Any, module).get_base_layer().weight.data.copy_(merged_weight(cast(nn.Module, module)))
+    return cast(PreTrainedModel, cast(Any, model).unload())
