@@ -1,0 +1,1 @@
+"""Checks that anyone can run on an installed posttune."""
