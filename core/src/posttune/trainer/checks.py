@@ -1,0 +1,73 @@
+"""What a training stage's configuration must fulfil, beyond types. Importing this module imports no torch."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from posttune.advantage.requirements import unmet
+from posttune.config.models import RlStage, SftStage, ValidationConfig
+from posttune.errors import ConfigError, Problem
+from posttune.facade import build_estimator
+from posttune.nearest import nearest
+from posttune.pipeline import validate_options
+
+
+def check_stage(name: str, stage: SftStage | RlStage, *, world: int = 1) -> None:
+    """Raise ConfigError with everything that is wrong with the stage. Loads its advantage estimator."""
+    problems = [*_both(name, stage)]
+    problems += _sft(name, stage, world) if isinstance(stage, SftStage) else _rl(name, stage, world)
+    if problems:
+        raise ConfigError(problems)
+
+
+def _both(name: str, stage: SftStage | RlStage) -> Iterator[Problem]:
+    if (stage.steps is None) == (stage.epochs is None):
+        count = "both steps and epochs are" if stage.steps else "neither steps nor epochs is"
+        yield Problem(f"stages.{name}.steps", f"{count} given; give exactly one of the two")
+    if stage.evaluate is not None and stage.evaluate.stop is not None:
+        known, metric = validation_metrics(stage.evaluate), stage.evaluate.stop.metric
+        if metric not in known:
+            message = f"no validation gives {metric!r}; it gives {', '.join(known)}"
+            path = f"stages.{name}.evaluate.stop.metric"
+            yield Problem(path, message, suggestion=nearest(metric, known) or "")
+
+
+def validation_metrics(config: ValidationConfig) -> list[str]:
+    """The metrics of a validation by which a stage may end."""
+    names = ["accuracy", *([f"pass@{config.sampling.n}"] if config.sampling.n > 1 else [])]
+    names += [f"reward/{reward.tag}/mean" for reward in config.rewards[1:]]
+    return [f"val/{name}" for name in names]
+
+
+def _sft(name: str, stage: SftStage, world: int) -> Iterator[Problem]:
+    if stage.batch_size < world:
+        message = (
+            f"{stage.batch_size} sequences cannot be shared by {world} processes; give at least one each"
+        )
+        yield Problem(f"stages.{name}.batch_size", message)
+
+
+def _rl(name: str, stage: RlStage, world: int) -> Iterator[Problem]:
+    sampling, batch, where = stage.rollout.sampling, stage.batch, f"stages.{name}"
+    if sampling.temperature == 0:
+        message = "greedy answers have no log-probabilities to learn from; sample with a temperature above 0"
+        yield Problem(f"{where}.rollout.sampling.temperature", message)
+    if batch.prompts < world:
+        message = f"{batch.prompts} prompts cannot be shared by {world} processes; give at least one each"
+        yield Problem(f"{where}.batch.prompts", message)
+    if batch.mini_batches > batch.prompts:
+        message = (
+            f"{batch.prompts} prompts make no {batch.mini_batches} mini-batches; a prompt is never split"
+        )
+        yield Problem(f"{where}.batch.mini_batches", message)
+    if stage.kl.where == "loss" and stage.kl.estimator == "k1":
+        message = "k1 in the loss has an expected gradient of 0; use k3, k2 or k1+, or where: reward"
+        yield Problem(f"{where}.kl.estimator", message, suggestion="k3")
+    yield from _estimator(where, stage)
+
+
+def _estimator(where: str, stage: RlStage) -> Iterator[Problem]:
+    traits = build_estimator(stage.advantage).traits
+    options = validate_options("advantage_estimator", stage.advantage)
+    for problem in unmet(traits, options, samples_per_prompt=stage.rollout.sampling.n, critic=False):
+        yield Problem(f"{where}.{problem.path}", problem.message, suggestion=problem.suggestion)

@@ -1,0 +1,111 @@
+"""What a checkpoint of a training stage holds, and how a stage goes on from one."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+
+from posttune.checkpoint import store
+from posttune.config.models import RlStage, SftStage
+from posttune.errors import CheckpointError
+from posttune.models.load import LoadedModel
+from posttune.run.resume import changes, stage_settings
+from posttune.run.stages import StageContext
+from posttune.trainer.loop import Position
+
+MAY_CHANGE = frozenset({"checkpoint"})
+
+
+class Stateful(Protocol):
+    """What has a state of its own, as JSON data."""
+
+    def state(self) -> dict[str, Any]:
+        """What a checkpoint must hold."""
+
+    def load_state(self, state: dict[str, Any]) -> None:
+        """Go on from ``state``."""
+
+
+@dataclass(frozen=True)
+class Checkpoints:
+    """Writes the checkpoints of a stage and finds the one to go on from.
+
+    The state is JSON: stage, position, what the work keeps, and what must not change in between (the
+    stage's configuration, the run's seed, the data's fingerprint).
+    """
+
+    context: StageContext
+    config: SftStage | RlStage
+    loaded: LoadedModel
+    optimizer: torch.optim.Optimizer
+    work: Stateful
+    data_fingerprint: str
+
+    @property
+    def folder(self) -> Path:
+        """Holds the checkpoints of the run."""
+        return self.context.folder.checkpoints
+
+    def save(self, position: Position) -> Path:
+        """Write a checkpoint and remove those that need not be kept. Every rank calls it."""
+        path = store.save(
+            self.folder,
+            position.global_step,
+            model=self.loaded.model,
+            optimizer=self.optimizer,
+            state=self._state(position),
+            tokenizer=self.loaded.tokenizer,
+            config=self.context.run.model_dump(mode="json"),
+            ranks=self.context.ranks,
+            base=self.loaded.base,
+        )
+        if self.config.checkpoint.keep_last is not None and self.context.ranks.main:
+            store.prune(self.folder, self.config.checkpoint.keep_last)
+        return path
+
+    def restore(self) -> Position:
+        """Load the last whole checkpoint where it is of this stage, and say where the stage begins."""
+        path = store.latest(self.folder)
+        if path is None:
+            return Position()
+        state = store.read_state(path)
+        if state.get("stage") != self.context.name:
+            return Position(base=store.step_of(path))
+        self._check(path, state)
+        store.load(path, model=self.loaded.model, optimizer=self.optimizer, ranks=self.context.ranks)
+        self.work.load_state(state["work"])
+        return Position(**state["position"])
+
+    def _state(self, position: Position) -> dict[str, Any]:
+        return {
+            "stage": self.context.name,
+            "step": position.step,
+            "global_step": position.global_step,
+            "position": asdict(position),
+            "data_fingerprint": self.data_fingerprint,
+            "config": self._fixed_config(),
+            "work": self.work.state(),
+        }
+
+    def _fixed_config(self) -> dict[str, Any]:
+        settings = stage_settings(self.context.run, self.context.name)
+        return {key: value for key, value in settings.items() if key not in MAY_CHANGE}
+
+    def _check(self, path: Path, state: Mapping[str, Any]) -> None:
+        who = f"checkpoint {path}"
+        if not self.context.resume:
+            fix = "add --resume to go on from it, or choose another output folder"
+            raise CheckpointError(
+                f"the run folder holds one of stage {self.context.name!r}", who=who, fix=fix
+            )
+        if state["data_fingerprint"] != self.data_fingerprint:
+            fix = "put back the data that it was trained on, or start a new run"
+            raise CheckpointError("the training data has changed since it was written", who=who, fix=fix)
+        changed = changes(state["config"], self._fixed_config())
+        if changed:
+            fix = "put the values back, or start a new run"
+            raise CheckpointError(f"the configuration has changed: {'; '.join(changed)}", who=who, fix=fix)
