@@ -65,7 +65,7 @@ def test_gap_adds_up_over_parts() -> None:
         {
             "rollout/logprob_gap_mean": 0.5,
             "rollout/logprob_gap_max": 1.0,
-            "rollout/effective_samples": sum(weights) ** 2 / (3 * sum(weight**2 for weight in weights)),
+            "rollout/effective_sample_size": sum(weights) ** 2 / (3 * sum(weight**2 for weight in weights)),
         }
     )
 
@@ -75,7 +75,7 @@ def test_gap_of_equal_log_probabilities_and_of_nothing() -> None:
     assert gap(logp, logp, MASK).metrics() == {
         "rollout/logprob_gap_mean": 0.0,
         "rollout/logprob_gap_max": 0.0,
-        "rollout/effective_samples": 1.0,
+        "rollout/effective_sample_size": 1.0,
     }
     assert gap(logp, logp, MASK & False) == Gap()
     assert Gap().metrics() == {}

@@ -243,12 +243,14 @@ class TestSettings:
         with pytest.raises(DataError, match="cannot be used"):
             list(preview(ConvertRequest([source], to)))
 
-    def test_progress_is_reported(self, tmp_path: Path, to: Path) -> None:
+    def test_progress_is_reported(self, tmp_path: Path, to: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr("posttune.data.json_rows.BLOCK_BYTES", 1 << 15)
         seen: list[tuple[int, float]] = []
-        path = write_jsonl(tmp_path / "x.jsonl", ROWS * 100)
+        path = write_jsonl(tmp_path / "x.jsonl", [{"prompt": "p" * 5000, "response": "r"}] * 200)
         run(path, to, progress=lambda rows, share: seen.append((rows, share)))
-        assert [rows for rows, _ in seen] == [1000, 2000]
-        assert 0 < seen[0][1] < seen[1][1] <= 1
+        assert [rows for rows, _ in seen] == sorted({rows for rows, _ in seen})
+        assert seen[-1] == (200, 1.0)
+        assert 0 < seen[0][1] < 1
 
 
 class TestFromPython:

@@ -120,8 +120,8 @@ class TestRoles:
         assert infer_converter(mapping, [source(dict.fromkeys(columns.split(), "x"))]) == name
 
     def test_nothing_to_infer_from(self) -> None:
-        with pytest.raises(DataError, match="columns are instruction, output"):
-            infer_converter({}, [source({"output": "a", "instruction": "b"})])
+        with pytest.raises(DataError, match="columns are input, output"):
+            infer_converter({}, [source({"output": "a", "input": "b"})])
 
     def test_errors_name_columns(self) -> None:
         rows = [source({"question": "a", "anser": "b"})]

@@ -11,8 +11,6 @@ from posttune.data.dataset import SampleDataset
 
 MAPS = {
     "gsm8k_verl_layout_300.parquet": {"reference": "reward_model.ground_truth"},
-    "alpaca_en_demo.json": {"prompt": "instruction", "response": "output"},
-    "alpaca_seed_tasks_175.jsonl": {"prompt": "instruction", "response": "instances.0.output"},
 }
 EMPTY_ANSWERS = {
     "ultrafeedback_pref_1000.jsonl": 2,
@@ -23,7 +21,10 @@ CONVERTERS = {
     "dpo_sharegpt_en_demo.json": "preference",
     "hh_rlhf_harmless_500.jsonl": "preference",
     "kto_messages_en_demo.json": "messages",
-    "sharegpt_toolcall_en_demo.json": "messages",
+    "sharegpt_toolcall_en_demo.json": "sharegpt",
+    "sharegpt_fastchat_dummy.json": "sharegpt",
+    "alpaca_en_demo.json": "alpaca",
+    "alpaca_seed_tasks_175.jsonl": "alpaca",
     "ultrafeedback_messages.parquet": "preference",
 }
 CASES = [

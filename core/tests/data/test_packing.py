@@ -1,10 +1,14 @@
 from __future__ import annotations
 
+import json
 import random
+import statistics
 from itertools import chain, pairwise
 
+import pyarrow.parquet as pq
 import pytest
 import torch
+from data_files import SHARED, need
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from posttune.data.packing import (
@@ -210,3 +214,34 @@ def test_no_gradient_crosses_sequences(attention: str) -> None:
     assert embedded.grad is not None
     assert embedded.grad[0, :5].abs().max() == 0
     assert embedded.grad[0, 5:].abs().max() > 0
+
+
+def _real_lengths(name: str) -> list[int]:
+    """About as many tokens as the rows of a real dataset have: four letters each."""
+    formats = SHARED / "formats"
+    need(formats)
+    if name == "gsm8k":
+        rows = pq.read_table(formats / "gsm8k_test.parquet").to_pylist()
+        return [(len(row["question"]) + len(row["answer"])) // 4 + 1 for row in rows]
+    lines = (formats / "ultrafeedback_pref_1000.jsonl").read_text("utf-8").split("\n")
+    rows = [json.loads(line) for line in lines if line]
+    return [(len(row["prompt"]) + len(row["chosen"])) // 4 + 1 for row in rows]
+
+
+@pytest.mark.parametrize("name", ["gsm8k", "ultrafeedback"])
+def test_real_lengths_over_four_ranks(name: str) -> None:
+    lengths = _real_lengths(name)
+    spreads = []
+    for start in range(0, len(lengths) - 256, 256):
+        batch = lengths[start : start + 256]
+        shares = [[batch[i] for i in share] for share in balance(batch, 4)]
+        plans = [plan(share, micro_batch_tokens=8192) for share in shares]
+        computed = sum(micro.tokens for micros in plans for micro in micros)
+        assert 1 - sum(batch) / computed <= 0.01
+        per_micro = [
+            sum(share[i] for i in micro.order)
+            for share, micros in zip(shares, plans, strict=True)
+            for micro in micros
+        ]
+        spreads.append(max(per_micro) / min(per_micro) - 1)
+    assert statistics.median(spreads) <= 0.03

@@ -9,7 +9,6 @@ import zipfile
 from pathlib import Path
 from typing import Any
 
-import gguf
 import numpy as np
 import pytest
 import torch
@@ -22,6 +21,9 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 HEADS, SIZE, LAYERS, INNER = 2, 64, 1, 96
 TOKENS = ["<|pad|>", "<|end|>", "<|eot|>", *_byte_letters(), "12"]
+
+
+gguf = pytest.importorskip("gguf", reason="the extra posttune[gguf] is not installed")
 
 
 def write_gguf(path: Path, *, pre: str = "smollm", architecture: str = "llama") -> dict[str, torch.Tensor]:

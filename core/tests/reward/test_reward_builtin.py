@@ -154,8 +154,10 @@ def test_a_subclass_is_a_reward_as_it_stands():
     ]
     assert Shouting().compute_reward(prompt="", response="YES") == 1.0
     assert list(Shouting().reward_score(samples)) == [1.0, 0.0]
-    assert Shouting().reward_needs() == Needs()
-    assert Configured(bonus=2.0).reward_needs() == Needs(columns=("level",))
+    assert Shouting().reward_needs() == Needs(each=True)
+    assert Configured(bonus=2.0).reward_needs() == Needs(
+        columns=("level",), each=True, reads=("level",), asynchronous=True
+    )
     with pytest.raises(ValueError, match="bonsu"):
         Configured(bonsu=1.0)
     with pytest.raises(TypeError, match="abstract"):

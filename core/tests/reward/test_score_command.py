@@ -9,7 +9,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from posttune.cli.main import main
-from posttune.cli.score_cmd import histogram
+from posttune.cli.score_report import bins, histogram
 
 ROWS = [
     {"prompt": "2+2=", "response": "#### 4", "reference": "4", "topic": "sums"},
@@ -197,3 +197,113 @@ def test_histogram():
     assert histogram([0.0, 0.0, 0.0, 1.0]) == "█        ▄"
     assert histogram([1.0, 1.0]) == histogram([]) == histogram([math.nan]) == ""
     assert len(histogram([0.1, 0.2, 0.7, math.nan])) == 10
+
+
+def test_bins():
+    assert bins([]) == bins([math.nan]) == {"edges": [], "counts": []}
+    assert bins([2.0, 2.0]) == {"edges": [2.0, 2.0], "counts": [2]}
+    found = bins([0.0, 0.1, 0.5, 1.0, math.nan])
+    assert len(found["edges"]) == 11
+    assert found["counts"] == [1, 1, 0, 0, 0, 1, 0, 0, 0, 1]
+
+
+STAGE = """
+output: run
+stages:
+  judge:
+    kind: {kind}
+    model: m
+    data: d
+    rewards:
+{rewards}
+{more}
+"""
+
+
+@pytest.fixture
+def config(tmp_path):
+    def make(name: str, *rewards: str, kind: str = "rl", more: str = "    steps: 1") -> str:
+        path = tmp_path / f"{name}.yaml"
+        lines = "\n".join(f"      - {each}" for each in rewards)
+        path.write_text(STAGE.format(kind=kind, rewards=lines, more=more))
+        return str(path)
+
+    return make
+
+
+def test_the_rewards_and_the_manager_of_a_configuration(capsys, answers, fn, config):
+    fn("def f(response): return len(response) / 6")
+    manager = "    steps: 1\n    reward_manager: {name: gated, options: {gate: gsm8k}}"
+    mine = config("mine", "{name: gsm8k}", "{name: function, options: {path: 'fn.py:f'}}", more=manager)
+    got = score(capsys, "--config", mine, "--input", answers)
+    assert list(got["rewards"]) == ["gsm8k", "function"]
+    assert got["configurations"] == {"mine": {"mean": pytest.approx(2 / 3), "scored": 3, "unscorable": 0}}
+    alone = config("alone", "{name: gsm8k}", kind="evaluate", more="")
+    assert score(capsys, "--config", f"{alone}:judge", "--input", answers)["configurations"]["alone"][
+        "mean"
+    ] == pytest.approx(1 / 3)
+
+
+def test_two_configurations_are_compared(capsys, answers, fn, config, tmp_path):
+    reward = fn("def f(response): return None if not response else 1")
+    a = config("a", "{name: gsm8k}")
+    b = config("b", "{name: function, options: {path: 'fn.py:f'}}")
+    args = ("--config", a, "--config", b, "--input", answers, "--disagreements", 5)
+    out = tmp_path / "out.parquet"
+    got = score(capsys, *args, "--output", out)
+    assert list(got["rewards"]) == ["a/gsm8k", "b/function"]
+    found = got["disagreements"]
+    assert found["between"] == ["a", "b"]
+    assert (found["compared"], found["differing"], found["first_higher"]) == (3, 2, 0)
+    assert (found["second_higher"], found["scored_by_one"]) == (1, 1)
+    assert [each["sample"] for each in found["samples"]] == ["answers.jsonl:3", "answers.jsonl:2"]
+    assert found["samples"][1]["scores"] == [0.0, 1.0]
+    assert pq.read_table(out).to_pydict()["a"] == [1.0, 0.0, 0.0]
+    code, text, _ = run(capsys, "score", *args)
+    assert code == 0
+    assert "2 of 3 samples differ" in text
+    pair = score(capsys, "--reward", "gsm8k", "--reward", reward, "--input", answers, "--disagreements", 1)[
+        "disagreements"
+    ]
+    assert (pair["between"], pair["differing"], len(pair["samples"])) == (["gsm8k", "function"], 2, 1)
+
+
+def test_slow_samples_and_histograms(capsys, answers, fn):
+    reward = fn(
+        "import time\ndef f(response): time.sleep(0.05 * (response == '#### 6')); return len(response)"
+    )
+    args = ("--reward", reward, "--input", answers, "--slowest", 2, "--histogram")
+    got = score(capsys, *args)
+    slow = got["slowest"]["function"]
+    assert slow[0]["sample"] == "answers.jsonl:2"
+    assert slow[0]["seconds"] >= 0.05
+    assert len(slow) == 2
+    assert got["histograms"]["function"]["counts"][-1] == 2
+    code, text, _ = run(capsys, "score", *args)
+    assert code == 0
+    assert "slowest samples" in text
+    assert "█" in text
+
+
+@pytest.mark.parametrize("executor", ["thread", "process"])
+def test_samples_that_hang_are_counted(capsys, answers, fn, executor):
+    reward = fn("import time\ndef f(response): time.sleep(0 if response else 100); return 1")
+    options = ("--executor", executor, "--timeout", 0.3, "--workers", 2)
+    got = score(capsys, "--reward", reward, "--input", answers, *options)["rewards"]["function"]
+    assert (got["scored"], got["timeouts"], got["unscorable"], got["errors"]) == (2, 1, 0, 0)
+    assert got["seconds_max"] >= 0.3
+
+
+@pytest.mark.parametrize(("args", "message"), [
+    (["--input", "{file}"], "name a reward with --reward, or a configuration with --config"),
+    (["--input", "{file}", "--reward", "gsm8k", "--disagreements", "3"], "give a second"),
+    (["--input", "{file}", "--config", "{config}:jugde"], "did you mean 'judge'"),
+    (["--input", "{file}", "--config", "{config}", "--config", "{config}"], "two configurations are called"),
+    (["--input", "{file}", "--config", "none.yaml"], "none.yaml"),
+])  # fmt: skip
+def test_mistakes_with_configurations(capsys, answers, config, args, message):
+    path = config("c", "{name: gsm8k}")
+    code, _, err = run(capsys, "score", *(arg.format(file=answers, config=path) for arg in args))
+    assert code == 2
+    assert message in err
+    assert "Traceback" not in err

@@ -10,7 +10,8 @@ import pytest
 import torch
 import trainer_toy as toy
 from posttune.trainer._batch import RolloutBatch
-from posttune.trainer._update import Knobs, Objective, Updater
+from posttune.trainer._passes import Knobs
+from posttune.trainer._update import Objective, Updater
 from posttune.trainer.rl_step import RlWork
 from posttune.trainer.stage import Setup
 
@@ -151,7 +152,7 @@ def test_mini_batches_are_whole_prompts_each_once_in_a_seeded_order(task: Path, 
         ids = [str(number) for number in range(5)]
 
         def parts(step: int, epoch: int) -> list[set[Any]]:
-            return list(work.updater._mini_batches(Knobs(step, ids, lr=0.0, kl_coef=0.0), epoch))
+            return list(work.updater.passes.parts(Knobs(step, ids, lr=0.0, kl_coef=0.0), epoch))
 
         first = parts(0, 0)
         assert [len(part) for part in first] == [2, 3]

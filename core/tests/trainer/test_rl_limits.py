@@ -7,7 +7,7 @@ import logging
 import math
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 import torch
@@ -144,6 +144,8 @@ def test_a_reward_that_breaks_its_contract_ends_the_run_by_name(
 
 class Fixed:
     """Every sample scores 1."""
+
+    stats: ClassVar[dict[str, Any]] = {}
 
     def score(self, samples: list[Sample]) -> dict[str, list[float]]:
         return {"one": [1.0] * len(samples)}

