@@ -11,15 +11,35 @@ from typing import TYPE_CHECKING, Any
 from posttune._version import API, __version__
 
 if TYPE_CHECKING:
+    from posttune.data.conversion import DataConverter
+    from posttune.data.dataset import SampleDataset
     from posttune.hookspecs import hookimpl
+    from posttune.models.hf_model import HFModel
     from posttune.reward.base import BaseRewardFunction
+    from posttune.trainer.grpo import GRPOTrainer
+    from posttune.trainer.ppo import PPOTrainer
 
 _LAZY = {
     "BaseRewardFunction": "posttune.reward.base",
+    "DataConverter": "posttune.data.conversion",
+    "GRPOTrainer": "posttune.trainer.grpo",
+    "HFModel": "posttune.models.hf_model",
+    "PPOTrainer": "posttune.trainer.ppo",
+    "SampleDataset": "posttune.data.dataset",
     "hookimpl": "posttune.hookspecs",
 }
 
-__all__ = ["API", "BaseRewardFunction", "__version__", "hookimpl"]
+__all__ = [
+    "API",
+    "BaseRewardFunction",
+    "DataConverter",
+    "GRPOTrainer",
+    "HFModel",
+    "PPOTrainer",
+    "SampleDataset",
+    "__version__",
+    "hookimpl",
+]
 
 
 def __getattr__(name: str) -> Any:

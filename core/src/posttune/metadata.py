@@ -6,6 +6,7 @@ drives is its extra ``[engine]``.
 
 from __future__ import annotations
 
+import contextlib
 import importlib.metadata
 import logging
 import re
@@ -13,6 +14,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from importlib.metadata import Distribution, EntryPoint
+from typing import Any
 
 from packaging.requirements import InvalidRequirement, Requirement
 from packaging.specifiers import SpecifierSet
@@ -26,10 +28,19 @@ ENGINE = "engine"
 _DAMAGE = (TypeError, ValueError, AttributeError, KeyError, OSError)
 
 
+_kept: list[Any] = []  # EntryPoints
+
+
+def keep_listing() -> None:
+    """List what is installed once and for all, for the processes that are forked from this one."""
+    with contextlib.suppress(*_DAMAGE):
+        _kept[:] = [importlib.metadata.entry_points()]
+
+
 def entry_points(*groups: str) -> list[EntryPoint]:
     """The installed entry points of some groups, by name and distribution."""
     try:
-        everything = importlib.metadata.entry_points()
+        everything = _kept[0] if _kept else importlib.metadata.entry_points()
         found = [point for group in groups for point in everything.select(group=group)]
     except _DAMAGE:
         found = [point for point in _readable_entry_points() if point.group in groups]

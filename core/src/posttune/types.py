@@ -118,6 +118,10 @@ class Needs:
     columns: tuple[str, ...] = ()
     reference: bool = False
     device: bool = False
+    each: bool = False  # judges every sample by itself: samples may be given in parts, and side by side
+    reads: tuple[str, ...] | None = None  # with each: the columns that can matter, beside the text; None: all
+    asynchronous: bool = False  # reward_score returns an awaitable
+    isolated: bool = False  # only in a worker process, which can be killed and limited
 
 
 @dataclass(frozen=True)
@@ -258,10 +262,15 @@ class BadRow:
 
 @dataclass(frozen=True)
 class Roles:
-    """The roles that a converter reads; used to infer the converter from a mapping."""
+    """The roles that a converter reads; used to infer the converter from a mapping.
+
+    ``columns`` names, by role, the columns that have it without being mapped, the first that exists;
+    for a role that is not in it the usual names hold.
+    """
 
     required: tuple[str, ...]
     optional: tuple[str, ...] = ()
+    columns: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
 
 
 # --- export, observers -----------------------------------------------------------------------

@@ -25,5 +25,6 @@ def unmet(
         )
         problems.append(Problem("rollout.sampling.n", message))
     if traits.needs_critic and not critic:
-        problems.append(Problem("advantage.name", "the estimator needs a critic, and the stage has none"))
+        message = "the estimator needs a critic, and the stage has none: add critic: {}"
+        problems.append(Problem("advantage.name", message))
     return problems

@@ -124,7 +124,7 @@ def check_names(who: str, found: Mapping[str, Any], wanted: Mapping[str, Any]) -
     """Raise `CheckpointError` where the models beside the main one are not those of the trainer."""
     if found.keys() == wanted.keys():
         return
-    there, here = (", ".join(sorted(names)) or "none" for names in (found, wanted))
+    there, here = (", ".join(sorted(names.keys() - {MAIN})) or "none" for names in (found, wanted))
     raise CheckpointError(
         f"the models beside the main one differ: it holds {there}, the stage has {here}",
         who=who,

@@ -19,7 +19,7 @@ import json
 import os
 import re
 import shutil
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -228,13 +228,17 @@ def step_of(path: Path) -> int:
     return int(match.group(1))
 
 
-def prune(folder: Path, keep_last: int) -> list[Path]:
-    """Remove all but the newest ``keep_last`` whole checkpoints, and remains older than these."""
+def prune(folder: Path, keep_last: int, keep: Collection[int] = ()) -> list[Path]:
+    """Remove all but the newest ``keep_last`` whole checkpoints, and remains older than these.
+
+    The steps in ``keep`` stay too.
+    """
     whole = [path for path in _newest_first(folder) if what_is_missing(path) is None]
     if len(whole) < keep_last:
         return []
     oldest_kept = step_of(whole[keep_last - 1])
-    gone = [path for path in _newest_first(folder) if step_of(path) < oldest_kept]
+    older = [path for path in _newest_first(folder) if step_of(path) < oldest_kept]
+    gone = [path for path in older if step_of(path) not in keep]
     for path in gone:
         (path / MARKER).unlink(missing_ok=True)  # first: half removed is never taken for whole
         shutil.rmtree(path)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import tempfile
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -81,6 +82,7 @@ def _reading_options(function: F) -> F:
     show_default=True,
     help="Where a longer row is cut.",
 )
+@click.option("--jobs", type=click.IntRange(min=1), help="Processes; by default one a processor, if it pays.")
 @click.option("--overwrite", is_flag=True, help="Replace another dataset at the same place.")
 @json_option
 def convert_command(
@@ -93,10 +95,11 @@ def convert_command(
     on_bad_row: Any,
     max_length: int | None,
     truncation: Any,
+    jobs: int | None,
     overwrite: bool,
     as_json: bool,
 ) -> None:
-    """Convert SOURCE files (JSON lines, JSON, Parquet, Arrow; also compressed) to one dataset."""
+    """Convert SOURCE files (JSON lines, JSON, CSV, Parquet, Arrow; also compressed) to one dataset."""
     from posttune.data.conversion import ConvertRequest, convert
     from posttune.data.progress import conversion_bar
 
@@ -114,6 +117,7 @@ def convert_command(
                 truncation=truncation,
                 overwrite=overwrite,
                 progress=progress,
+                jobs=jobs,
             )
         )
     if as_json:
@@ -127,17 +131,24 @@ def convert_command(
     epilog=example(
         "posttune data inspect data/train --rows 5",
         "posttune data inspect train.jsonl --tokenizer models/smollm2 --against data/test",
+        "posttune data inspect data/gsm8k --reward gsm8k --overfit 10 --model models/smollm2",
     ),
 )
 @click.argument("path")
 @click.option("--rows", type=click.IntRange(min=0), default=3, show_default=True, help="Rows to show.")
 @click.option("--against", metavar="PATH", help="Another dataset or file whose prompts should not be in it.")
+@click.option("--reward", "rewards", multiple=True, metavar="NAME[:JSON]", help="Say what this reward lacks.")
+@click.option("--overfit", "steps", type=click.IntRange(min=1), help="Train so many steps on a few rows.")
+@click.option("--model", metavar="PATH", help="Model of --overfit; without one a tiny new model.")
 @_reading_options
 @json_option
 def inspect_command(
     path: str,
     rows: int,
     against: str | None,
+    rewards: tuple[str, ...],
+    steps: int | None,
+    model: str | None,
     converter: str | None,
     mapping: tuple[str, ...],
     tokenizer: str | None,
@@ -145,6 +156,7 @@ def inspect_command(
     as_json: bool,
 ) -> None:
     """Show what is in PATH, a dataset or a source file: first rows, lengths, odd texts, duplicates."""
+    from posttune.cli.reward_options import parse_rewards
     from posttune.data.conversion import ConvertRequest, convert
     from posttune.data.dataset import SampleDataset
     from posttune.data.inspect import inspect_dataset
@@ -168,11 +180,24 @@ def inspect_command(
             return SampleDataset(convert(request).path)
 
         other = opened(against, "other") if against is not None else None
-        found = inspect_dataset(opened(path, "own"), rows=rows, against=other)
+        own = opened(path, "own")
+        found = inspect_dataset(own, rows=rows, against=other, rewards=parse_rewards(rewards))
+        if steps is not None:
+            from posttune.trainer.overfit import overfit
+
+            found = replace(found, overfit=overfit(own, steps=steps, model=model))
     if as_json:
         emit_json({**_plain_inspection(found), "path": path})
     else:
         _show_inspection(found, path)
+
+
+def _show_trial(found: Inspection) -> None:
+    for lack in found.lacking:
+        click.echo(f"reward {lack.reward} needs {lack.column}: {lack.rows} of {found.rows} rows have none")
+    if found.overfit is not None:
+        trial = found.overfit
+        click.echo(f"{trial.rows} rows, {trial.tokens} trained tokens: {trial.verdict}")
 
 
 def _reference(text: str | None) -> PluginRef | None:
@@ -239,6 +264,7 @@ def _show_inspection(found: Inspection, path: str) -> None:
     for warning in found.warnings:
         click.echo(f"warning: {warning['code']} in {warning['count']}")
     _show_oddities(found)
+    _show_trial(found)
     if found.overlap is not None:
         where = f" ({', '.join(found.overlap.examples)})" if found.overlap.examples else ""
         click.echo(f"{found.overlap.rows} of {found.overlap.of} prompts of the other are here too{where}")

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 import click
 
 from posttune.cli.output import emit_json, example, json_option, number, only_json, print_table, progress
-from posttune.cli.reward_options import HELP, parse_rewards
+from posttune.cli.reward_options import HELP, executed, execution_options, parse_rewards
 
 if TYPE_CHECKING:
     from posttune.config.models import DType
@@ -38,6 +38,7 @@ if TYPE_CHECKING:
 @click.option(
     "--dtype", default="float32", show_default=True, type=click.Choice(["float32", "bfloat16", "float16"])
 )
+@execution_options
 @click.option("--output", type=click.Path(path_type=Path), help="Folder for the result and all answers.")
 @json_option
 def command(
@@ -53,6 +54,9 @@ def command(
     seed: int,
     device: str,
     dtype: DType,
+    executor: Literal["inline", "thread", "process"] | None,
+    workers: int | None,
+    timeout: float | None,
     output: Path | None,
     as_json: bool,
 ) -> None:
@@ -70,7 +74,7 @@ def command(
         model_path=model,
         data=DataConfig(path=str(data), limit=limit),
         data_path=data,
-        rewards=parse_rewards(rewards),
+        rewards=executed(parse_rewards(rewards), executor, workers, timeout),
         rollout=RolloutConfig(name=backend, sampling=sampling),
         by=by,
         seed=seed,

@@ -7,22 +7,24 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag
+from pydantic import BaseModel, Discriminator, Field, Tag
 
-Positive = Annotated[int, Field(gt=0)]
-NonNegative = Annotated[int, Field(ge=0)]
-Fraction = Annotated[float, Field(ge=0, le=1)]
-PositiveFloat = Annotated[float, Field(gt=0)]
-NonNegativeFloat = Annotated[float, Field(ge=0)]
+from posttune.config.base import Fraction as Fraction
+from posttune.config.base import NonNegative as NonNegative
+from posttune.config.base import NonNegativeFloat as NonNegativeFloat
+from posttune.config.base import PluginRef as PluginRef
+from posttune.config.base import Positive as Positive
+from posttune.config.base import PositiveFloat as PositiveFloat
+from posttune.config.base import RewardRef as RewardRef
+from posttune.config.base import Strict as Strict
+from posttune.config.rl import AlarmsConfig as AlarmsConfig
+from posttune.config.rl import DynamicSamplingConfig as DynamicSamplingConfig
+from posttune.config.rl import KLConfig as KLConfig
+from posttune.config.rl import LossConfig as LossConfig
+from posttune.config.rl import MismatchConfig as MismatchConfig
+from posttune.config.rl import RlBatchConfig as RlBatchConfig
+
 DType = Literal["float32", "bfloat16", "float16"]
-
-
-class Strict(BaseModel):
-    """Base of every configuration model, plugins' included."""
-
-    model_config = ConfigDict(
-        extra="forbid", strict=True, frozen=True, validate_default=True, allow_inf_nan=False
-    )
 
 
 def _text_or_mapping(value: object) -> str:
@@ -38,19 +40,6 @@ TextOrList = Annotated[
     Annotated[str, Tag("<text or a list>")] | Annotated[list[str], Tag("<list>")],
     Discriminator(_text_or_list),
 ]
-
-
-class PluginRef(Strict):
-    """A plugin by name. ``label`` is what metrics, columns and messages carry."""
-
-    name: str = Field(description="Name of the plugin's entry point.")
-    label: str | None = Field(default=None, description="Unique within its kind; defaults to the name.")
-    options: dict[str, Any] = Field(default_factory=dict, description="The plugin's own options.")
-
-    @property
-    def tag(self) -> str:
-        """The label, or else the name."""
-        return self.label or self.name
 
 
 class SamplingConfig(Strict):
@@ -118,8 +107,9 @@ class ModelConfig(Strict):
         default=None, description='Tokenizer folder; "bytes" is a new byte-level one. Defaults to the path.'
     )
     dtype: DType = Field(default="float32", description="Type of the weights while training.")
-    attention: Literal["auto", "sdpa", "eager"] = Field(
-        default="auto", description="Attention implementation."
+    attention: Literal["auto", "flash", "sdpa", "eager", "flex"] = Field(
+        default="auto",
+        description="Attention implementation. What the device cannot run is replaced by sdpa.",
     )
     gradient_checkpointing: bool = Field(
         default=False, description="Recompute activations in the backward pass."
@@ -183,6 +173,9 @@ class CheckpointConfig(Strict):
 
     every: NonNegative = Field(default=0, description="Steps between checkpoints; 0: only at the end.")
     keep_last: Positive | None = Field(default=None, description="Older ones are removed; none: keep all.")
+    keep_best: str | None = Field(
+        default=None, description="Save whenever this validation metric is at its highest, and keep that one."
+    )
 
 
 class StopConfig(Strict):
@@ -197,7 +190,7 @@ class ValidationConfig(Strict):
 
     every: Positive = Field(description="Steps between evaluations.")
     data: DataRef = Field(description="Dataset folder, or an earlier convert stage.")
-    rewards: list[PluginRef] = Field(
+    rewards: list[RewardRef] = Field(
         min_length=1, description="What judges the answers; the first decides accuracy."
     )
     sampling: GreedySamplingConfig = Field(default_factory=GreedySamplingConfig)
@@ -218,41 +211,21 @@ class HoldoutConfig(Strict):
     )
 
 
-class KLConfig(Strict):
-    """Distance to the reference model, which is the stage's starting model."""
+class CriticConfig(Strict):
+    """The model that learns the values of states, for estimators that need one (PPO)."""
 
-    where: Literal["none", "loss", "reward"] = Field(default="none", description="Where the term is applied.")
-    estimator: Literal["k1", "k2", "k3", "abs", "k1+", "k2+", "k3+", "abs+"] = Field(
-        default="k3", description='Estimator; "+" takes the gradient of k2.'
+    model: ModelRef | None = Field(
+        default=None, description="A language model or a reward model; defaults to the stage's own model."
     )
-    coef: NonNegativeFloat = Field(default=0.001, description="Weight of the term.")
-    target: PositiveFloat | None = Field(
-        default=None, description="Adaptive: the KL that the controller aims at."
+    optimizer: OptimizerConfig = Field(default_factory=OptimizerConfig)
+    warmup_steps: NonNegative = Field(
+        default=0, description="First steps, in which the critic alone learns; the policy stays."
     )
-    horizon: Positive = Field(
-        default=10_000, description="Adaptive: samples over which the controller moves."
+    clip_range: PositiveFloat | None = Field(
+        default=0.2, description="How far a value may move from the old one; none: no clipping."
     )
-
-
-class LossConfig(PluginRef):
-    """The policy loss and how its tokens are averaged."""
-
-    name: str = Field(default="ppo_clip", description="Policy loss.")
-    aggregation: (
-        Literal[
-            "token_mean", "token_sum", "seq_mean_token_sum", "seq_mean_token_sum_norm", "seq_mean_token_mean"
-        ]
-        | None
-    ) = Field(default=None, description="Defaults to what the loss names.")
-    entropy_coef: NonNegativeFloat = Field(default=0.0, description="Weight of the entropy bonus.")
-
-
-class RlBatchConfig(Strict):
-    """How a step's samples become optimiser steps."""
-
-    prompts: Positive = Field(default=64, description="Prompts per step, over all ranks.")
-    mini_batches: Positive = Field(default=1, description="Optimiser steps per pass over the step's samples.")
-    epochs: Positive = Field(default=1, description="Passes over the step's samples.")
+    mini_batches: Positive | None = Field(default=None, description="Defaults to the policy's.")
+    epochs: Positive | None = Field(default=None, description="Defaults to the policy's.")
 
 
 class Stage(Strict):
@@ -320,12 +293,18 @@ class RlStage(Stage):
     model: ModelRef
     data: DataRef
     rollout: RolloutConfig = Field(default_factory=RolloutConfig)
-    rewards: list[PluginRef] = Field(min_length=1)
+    rewards: list[RewardRef] = Field(min_length=1)
     reward_manager: PluginRef = Field(default_factory=lambda: PluginRef(name="weighted_sum"))
     advantage: PluginRef = Field(default_factory=lambda: PluginRef(name="grpo"))
     loss: LossConfig = Field(default_factory=LossConfig)
     kl: KLConfig = Field(default_factory=KLConfig)
+    critic: CriticConfig | None = Field(default=None, description="For estimators that need one, as gae.")
+    mismatch: MismatchConfig = Field(default_factory=MismatchConfig)
     batch: RlBatchConfig = Field(default_factory=RlBatchConfig)
+    dynamic_sampling: DynamicSamplingConfig | None = Field(
+        default=None, description="Refill a step in which prompts had to be dropped."
+    )
+    alarms: AlarmsConfig = Field(default_factory=AlarmsConfig)
     max_prompt_length: Positive | None = Field(
         default=None, description="Tokens; a longer prompt fails the run."
     )
@@ -345,7 +324,7 @@ class EvaluateStage(Stage):
     kind: Literal["evaluate"] = "evaluate"
     model: ModelRef
     data: DataRef
-    rewards: list[PluginRef] = Field(min_length=1, description="The first decides accuracy.")
+    rewards: list[RewardRef] = Field(min_length=1, description="The first decides accuracy.")
     rollout: EvaluationRolloutConfig = Field(default_factory=EvaluationRolloutConfig)
     by: list[str] = Field(default_factory=list, description="Columns to break the accuracy down by.")
 

@@ -17,6 +17,7 @@ from posttune.config.models import (
     KLConfig,
     ModelConfig,
     OptimizerConfig,
+    RewardModelStage,
     RlStage,
     RunConfig,
     SftStage,
@@ -28,7 +29,9 @@ from posttune.errors import Problem
 
 DATA_KINDS = ("convert",)
 MODEL_KINDS = ("sft", "rl", "export")
-TRAINING_KINDS = ("sft", "rl")
+TRAINING_KINDS = ("sft", "reward_model", "rl")
+SCALAR_KINDS = ("reward_model",)
+MODEL_REWARD = "model"  # the reward whose path may name an earlier stage
 
 
 @dataclass(frozen=True)
@@ -70,14 +73,30 @@ def references(stage: Mapping[str, Any], path: Keys = ()) -> Iterator[Reference]
     """Every value of a stage, as plain data, that may name an earlier stage."""
     kind = stage.get("kind")
     if kind in TRAINING_KINDS or kind in ("evaluate", "export"):
-        yield from _reference(stage, "model", MODEL_KINDS, path)
+        also = SCALAR_KINDS if kind in ("reward_model", "export") else ()
+        yield from _reference(stage, "model", (*MODEL_KINDS, *also), path)
     if kind in TRAINING_KINDS or kind == "evaluate":
         yield from _reference(stage, "data", DATA_KINDS, path)
+    critic = stage.get("critic")
+    if kind == "rl" and isinstance(critic, Mapping):
+        yield from _reference(critic, "model", (*MODEL_KINDS, *SCALAR_KINDS), (*path, "critic"))
     if kind == "convert":
         yield from _reference(stage, "tokenizer", MODEL_KINDS, path)
-    evaluate = stage.get("evaluate")
-    if kind in TRAINING_KINDS and isinstance(evaluate, Mapping):
-        yield from _reference(evaluate, "data", DATA_KINDS, (*path, "evaluate"))
+    yield from _reward_references(stage, path)
+    for key in ("evaluate", "holdout"):
+        inner = stage.get(key)
+        if kind in TRAINING_KINDS and isinstance(inner, Mapping):
+            yield from _reference(inner, "data", DATA_KINDS, (*path, key))
+            yield from _reward_references(inner, (*path, key))
+
+
+def _reward_references(data: Mapping[str, Any], path: Keys) -> Iterator[Reference]:
+    rewards = data.get("rewards")
+    for index, ref in enumerate(rewards if isinstance(rewards, list) else ()):
+        if isinstance(ref, Mapping) and ref.get("name") == MODEL_REWARD:
+            options = ref.get("options")
+            if isinstance(options, Mapping):
+                yield from _reference(options, "path", SCALAR_KINDS, (*path, "rewards", index, "options"))
 
 
 def _reference(data: Mapping[str, Any], key: str, kinds: tuple[str, ...], path: Keys) -> Iterator[Reference]:
@@ -105,11 +124,11 @@ def _name_problems(document: Document, name: str) -> Iterator[Problem]:
 
 
 def _stage_problems(document: Document, path: Keys, stage: Stage) -> Iterator[Problem]:
-    if isinstance(stage, SftStage | RlStage):
+    if isinstance(stage, SftStage | RewardModelStage | RlStage):
         yield from _training_problems(document, path, stage)
     if isinstance(stage, RlStage):
         yield from _rl_problems(document, path, stage)
-    if isinstance(stage, SftStage | RlStage | EvaluateStage):
+    if isinstance(stage, SftStage | RewardModelStage | RlStage | EvaluateStage):
         yield from _model_problems(document, (*path, "model"), stage.model)
     if isinstance(stage, ConvertStage) and not stage.source:
         yield document.problem((*path, "source"), "names no file")
@@ -144,11 +163,13 @@ def _model_problems(document: Document, path: Keys, model: str | ModelConfig) ->
         yield document.problem(path, 'a new model needs a tokenizer: a folder, or "bytes"')
 
 
-def _training_problems(document: Document, path: Keys, stage: SftStage | RlStage) -> Iterator[Problem]:
+def _training_problems(
+    document: Document, path: Keys, stage: SftStage | RewardModelStage | RlStage
+) -> Iterator[Problem]:
     if (stage.steps is None) == (stage.epochs is None):
         yield document.problem(path, "give either steps or epochs")
     yield from _optimizer_problems(document, (*path, "optimizer"), stage.optimizer)
-    if stage.evaluate is not None:
+    if not isinstance(stage, RewardModelStage) and stage.evaluate is not None:
         yield from _validation_problems(document, (*path, "evaluate"), stage.evaluate)
 
 
@@ -172,6 +193,11 @@ def _rl_problems(document: Document, path: Keys, stage: RlStage) -> Iterator[Pro
         message = "more mini-batches than samples in a step"
         yield document.problem((*path, "batch", "mini_batches"), message)
     yield from _kl_problems(document, (*path, "kl"), stage.kl)
+    if stage.critic is not None:
+        inner: Keys = (*path, "critic")
+        yield from _optimizer_problems(document, (*inner, "optimizer"), stage.critic.optimizer)
+        if stage.critic.model is not None:
+            yield from _model_problems(document, (*inner, "model"), stage.critic.model)
 
 
 def _kl_problems(document: Document, path: Keys, kl: KLConfig) -> Iterator[Problem]:

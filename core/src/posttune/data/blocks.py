@@ -14,7 +14,7 @@ BLOCK_ROWS = 1000
 
 
 class Block(Protocol):
-    """Rows of a file that follow one another. Blocks can be pickled; where they end depends on the file alone."""
+    """Rows of a file that follow one another. It can be pickled; where it ends depends on the file alone."""
 
     def rows(self, warnings: Counter[str]) -> Iterator[SourceRow | BadRow]:
         """Every row with its location, bad ones among them. What deserves a warning is counted."""
@@ -32,7 +32,7 @@ class ValueBlock:
     first: int
     values: list[dict[str, Any] | str]
 
-    def rows(self, warnings: Counter[str]) -> Iterator[SourceRow | BadRow]:
+    def rows(self, warnings: Counter[str]) -> Iterator[SourceRow | BadRow]:  # noqa: ARG002
         """Every row."""
         for number, value in enumerate(self.values, start=self.first):
             location = Location(self.file, number)

@@ -6,27 +6,29 @@ import hashlib
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from posttune.catalog import Catalog
 from posttune.config.models import PluginRef
-from posttune.data.encoded import Encoded, Truncation
+from posttune.data.encoded import Truncation
 from posttune.data.layout import META, SCHEMA_VERSION, TRAIN, dump_meta, read_meta
+from posttune.data.parallel import ordered_map, processors
 from posttune.data.reading import digest, expand
-from posttune.data.records import RowError
 from posttune.data.rejected import OnBadRow, Rejected, read_rejected
 from posttune.data.roles import canonical
-from posttune.data.row_stream import Progress, RowStream
+from posttune.data.row_stream import BlockConverter, Outcome, Progress, TaskStream, convert_rows
 from posttune.data.templates import Template, resolve_template
-from posttune.data.tokenize import Encoder, token_meta, token_view, tokenizer_fingerprint
-from posttune.data.writer import DatasetWriter, Row
+from posttune.data.tokenize import Encoder, token_meta, tokenizer_fingerprint
+from posttune.data.writer import BatchBuilder, DatasetWriter, Row
 from posttune.errors import DataError
 from posttune.files import atomic_dir
-from posttune.types import BadRow
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
+
+WORTH_FORKING = 1 << 24  # bytes of source; with a tokenizer a sixteenth of it
 
 
 @dataclass(frozen=True)
@@ -44,6 +46,7 @@ class ConvertRequest:
     truncation: Truncation = "refuse"
     overwrite: bool = False
     progress: Progress | None = None
+    jobs: int | None = None  # processes; by default one a processor, where there is enough to do
 
 
 @dataclass(frozen=True)
@@ -77,12 +80,16 @@ def preview(request: ConvertRequest) -> Iterator[Row]:
     """The rows that a conversion would write, before they are tokenised. Raises what it would raise."""
     files = expand(request.sources)
     rejected = Rejected(request.on_bad_row)
-    stream = RowStream(files, request.converter, canonical(request.map), rejected, request.progress)
-    count = 0
-    for row in stream.rows():
-        count += 1
-        yield row
-    rejected.check(files, stream.rows_in, count)
+    stream = TaskStream(files, request.converter, canonical(request.map))
+    count = rows_in = 0
+    for task in stream.tasks():
+        outcome = Outcome()
+        for row in convert_rows(task, stream.converter, outcome):
+            count += 1
+            yield row
+        rows_in += outcome.rows_in
+        rejected.extend(outcome.rejected)
+    rejected.check(files, rows_in, count)
 
 
 class _Conversion:
@@ -95,7 +102,8 @@ class _Conversion:
         self.to = Path(request.to).expanduser()
         self.tokenizer, self.template = _tokenizer(request)
         self.rejected = Rejected(request.on_bad_row)
-        self.stream = RowStream(self.files, request.converter, self.map, self.rejected, request.progress)
+        self.stream = TaskStream(self.files, request.converter, self.map)
+        self.rows_in = 0
 
     def run(self) -> ConversionReport:
         hashes = [(path, digest(path)) for path in self.files]
@@ -119,31 +127,39 @@ class _Conversion:
         special = self.tokenizer.all_special_tokens if self.tokenizer is not None else ()
         encoder = self._encoder()
         with DatasetWriter(folder, names, tokens=encoder is not None, special=special) as writer:
-            for batch in self.stream.batches():
-                if encoder is None:
-                    writer.add(batch, None)
-                else:
-                    self._add_encoded(writer, encoder, batch)
-        self.rejected.check(self.files, self.stream.rows_in, writer.rows)
-        writer.warnings.update(self.stream.warnings)
+            for outcome in self._outcomes(encoder, writer.builder):
+                self.rows_in += outcome.rows_in
+                self.rejected.extend(outcome.rejected)
+                writer.warnings.update(outcome.warnings)
+                if outcome.batch is not None:
+                    writer.append(outcome.batch)
+                if self.request.progress is not None:
+                    self.request.progress(self.rows_in, self.stream.share)
+        self.rejected.check(self.files, self.rows_in, writer.rows)
         return writer.summary()
+
+    def _outcomes(self, encoder: Encoder | None, builder: BatchBuilder) -> Iterator[Outcome]:
+        """What became of every block, in order."""
+        tasks = self.stream.tasks()
+        first = next(tasks, None)
+        while first is not None and first.columns is None:
+            yield BlockConverter(None, encoder, builder)(first)
+            first = next(tasks, None)
+        if first is not None:  # the converter is known now
+            function = BlockConverter(self.stream.converter, encoder, builder)
+            yield from ordered_map(function, chain([first], tasks), self._jobs())
+
+    def _jobs(self) -> int:
+        if self.request.jobs is not None:
+            return self.request.jobs
+        size = sum(path.stat().st_size for path in self.files)
+        worth = size > (WORTH_FORKING if self.tokenizer is None else WORTH_FORKING // 16)
+        return processors() if worth else 1
 
     def _encoder(self) -> Encoder | None:
         if self.tokenizer is None:
             return None
         return Encoder(self.tokenizer, self.template, self.request.max_length, self.request.truncation)
-
-    def _add_encoded(self, writer: DatasetWriter, encoder: Encoder, batch: list[Row]) -> None:
-        rows: list[Row] = []
-        encoded: list[Encoded] = []
-        for row, ids in zip(batch, encoder.encode([token_view(row.record) for row in batch]), strict=True):
-            if isinstance(ids, RowError):
-                self.rejected.add(BadRow(row.record.location, str(ids)))
-            else:
-                rows.append(row)
-                encoded.append(ids)
-        if rows:
-            writer.add(rows, encoded)
 
     def _fingerprint(self, hashes: list[str]) -> str:
         """Equal for equal content converted in an equal way; where the files lie does not matter."""
@@ -169,7 +185,7 @@ class _Conversion:
         return {
             "schema": SCHEMA_VERSION,
             "fingerprint": fingerprint,
-            "rows_in": self.stream.rows_in,
+            "rows_in": self.rows_in,
             **summary,
             "rejected": self.rejected.count,
             "converter": {"name": self.stream.converter.name, "options": ref.options if ref else {}},

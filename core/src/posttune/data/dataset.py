@@ -103,6 +103,11 @@ class SampleDataset:
         """Tokens of every row's ``prompt_ids``."""
         return self._lengths("prompt_ids")
 
+    @property
+    def rejected_lengths(self) -> NDArray[np.int64]:
+        """Tokens of every row's ``rejected_ids``; 0 where a row has none."""
+        return self._lengths("rejected_ids")
+
     def location(self, index: int) -> Location:
         """Where a row came from."""
         batch, row = self._find(index)
@@ -137,7 +142,8 @@ class SampleDataset:
             raise DataError(
                 what, who=str(self.folder), fix="call tokenized() first, or convert with --tokenizer"
             )
-        parts = [pc.list_value_length(batch.column(column)).to_numpy(False) for batch in self._batches]
+        counts = [pc.list_value_length(batch.column(column)).fill_null(0) for batch in self._batches]
+        parts = [count.to_numpy(False) for count in counts]
         return np.concatenate(parts).astype(np.int64) if parts else np.zeros(0, np.int64)
 
     def _find(self, index: int) -> tuple[pa.RecordBatch, int]:

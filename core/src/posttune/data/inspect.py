@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
+from posttune.config.models import PluginRef
 from posttune.data.dataset import SampleDataset
 from posttune.data.layout import TEXT_ROLES
 from posttune.data.quality import ENTITIES, GARBLED, SPECIAL, TextCheck
@@ -17,6 +18,8 @@ from posttune.data.statistics import Duplicates
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
+
+    from posttune.trainer.overfit import Overfit
 
 EXAMPLES = 10
 _EXCERPT = 80
@@ -63,6 +66,15 @@ class Overlap:
 
 
 @dataclass(frozen=True)
+class Lack:
+    """A column that a reward needs and rows lack."""
+
+    reward: str
+    column: str
+    rows: int  # without a value; all of them where there is no such column
+
+
+@dataclass(frozen=True)
 class Inspection:
     """The findings. ``columns`` says for each column how many rows have a value."""
 
@@ -81,12 +93,21 @@ class Inspection:
     warnings: list[dict[str, Any]]
     overlap: Overlap | None
     samples: list[RenderedRow]
+    lacking: list[Lack] = field(default_factory=list)
+    overfit: Overfit | None = None
 
 
 def inspect_dataset(
-    dataset: SampleDataset, *, rows: int = 3, against: SampleDataset | None = None
+    dataset: SampleDataset,
+    *,
+    rows: int = 3,
+    against: SampleDataset | None = None,
+    rewards: Sequence[PluginRef] = (),
 ) -> Inspection:
-    """Look at a converted dataset. ``against`` is another one whose prompts should not be in it."""
+    """Look at a converted dataset.
+
+    ``against`` is another one whose prompts should not be in it; ``rewards`` are asked what they need.
+    """
     meta = dataset.meta
     counts = {warning["code"]: warning["count"] for warning in meta["warnings"]}
     found = {code: counts[code] for code in (*GARBLED, ENTITIES, SPECIAL) if code in counts}
@@ -107,7 +128,20 @@ def inspect_dataset(
         warnings=meta["warnings"],
         overlap=_overlap(dataset, against) if against is not None else None,
         samples=[_rendered(dataset, index, tokenizer) for index in range(min(rows, len(dataset)))],
+        lacking=lacking(dataset, rewards) if rewards else [],
     )
+
+
+def lacking(dataset: SampleDataset, rewards: Sequence[PluginRef]) -> list[Lack]:
+    """What rewards need of the data and do not find. Loads the rewards."""
+    from posttune.facade import build_rewards
+
+    found = []
+    for label, needs in build_rewards(list(rewards)).needs.items():
+        for column in (*needs.columns, *(["reference"] if needs.reference else [])):
+            if rows := dataset.missing(column):
+                found.append(Lack(label, column, rows))
+    return found
 
 
 def _rendered(dataset: SampleDataset, index: int, tokenizer: PreTrainedTokenizerBase | None) -> RenderedRow:

@@ -13,6 +13,7 @@ from functools import cache
 from typing import Any
 
 from posttune.data.blocks import BLOCK_BYTES, ValueBlock, ValueBlocks
+from posttune.data.columns import Columns, parse_lines
 from posttune.data.streams import ByteStream
 from posttune.errors import DataError
 from posttune.types import BadRow, Location, SourceRow
@@ -72,6 +73,10 @@ class LineBlock:
                 yield BadRow(location, _reason(error))
                 continue
             yield as_row(location, value)
+
+    def columns(self) -> Columns | None:
+        """All rows by column, where they are that plain."""
+        return parse_lines(self.file, self.first, self.data)
 
     def _refuse_single_object(self, line: bytes, number: int) -> None:
         if line.strip() == b"{":
@@ -170,16 +175,32 @@ def _not_json(name: str) -> None:
 def _quickly(text: str, decoder: json.JSONDecoder) -> dict[str, Any] | None:
     """The object where it is beyond doubt that it repeats no key; else None.
 
-    With no space before a colon every key ends in ``":``, so that a flat object has as many keys as
-    there are of these, unless one was repeated (or they stand in a text, which costs nothing but time).
+    With no space before a colon every key ends in ``":``, so that there are as many of these as keys,
+    unless one was repeated (or they stand in a text as well, which costs nothing but time).
     """
     try:
-        value = decoder.decode(text)
+        value, end = decoder.raw_decode(text)
     except ValueError:
         return None
-    if not isinstance(value, dict) or text.count('":') != len(value) or " :" in text or "\t:" in text:
+    if end < len(text) and text[end:].strip(" \t\r"):
         return None
-    return None if "\r:" in text else value
+    if not isinstance(value, dict) or " :" in text or "\t:" in text or "\r:" in text:
+        return None
+    keys = text.count('":')
+    return value if keys == len(value) or keys == _keys(value) else None
+
+
+def _keys(value: Any) -> int:
+    """How many keys there are in an object and what is below it."""
+    count, left = 0, [value]
+    while left:
+        item = left.pop()
+        if isinstance(item, dict):
+            count += len(item)
+            left.extend(item.values())
+        elif isinstance(item, list):
+            left.extend(item)
+    return count
 
 
 def _decoder(warnings: Counter[str]) -> json.JSONDecoder:

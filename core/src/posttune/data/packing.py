@@ -110,7 +110,9 @@ def plan(
     fitting = [i for i, length in enumerate(lengths) if length <= limit]
     if not fitting:
         return alone
-    capacity = limit if row_tokens else row_length_for([lengths[i] for i in fitting], limit)
+    capacity = (
+        limit if row_tokens else row_length_for([lengths[i] for i in fitting], limit, micro_batch_tokens)
+    )
     rows = _rows(lengths, fitting, capacity)
     return alone + _micro_batches(rows, lengths, max(1, micro_batch_tokens // capacity))
 

@@ -10,11 +10,13 @@ import heapq
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import product
 
 Pattern = tuple[int, ...]  # the lengths that share one row
 
 PADDING_GOAL = 0.01  # share of computed tokens; rows get no longer than this needs
 _CANDIDATES = 24
+_NEAR = 6
 
 
 @dataclass(frozen=True)
@@ -25,12 +27,17 @@ class Filling:
     padding: float  # share of rows x longest row that holds no token
     row_length: int  # longest row that occurs
 
+    @property
+    def rows(self) -> int:
+        return sum(times for _, times in self.patterns)
 
-def row_length_for(lengths: Sequence[int], limit: int) -> int:
+
+def row_length_for(lengths: Sequence[int], limit: int, budget: int | None = None) -> int:
     """The shortest row within ``limit`` that wastes at most ``PADDING_GOAL``; else the least wasteful.
 
     Short rows matter where attention inside a packed row is dense: its cost grows with their square.
-    ``limit`` is at least the longest length.
+    ``limit`` is at least the longest length. Where ``budget`` tokens make a micro-batch, a row about as
+    long is preferred with which all micro-batches get as many rows.
     """
     counts = Counter(lengths)
     best: Filling | None = None
@@ -41,7 +48,27 @@ def row_length_for(lengths: Sequence[int], limit: int) -> int:
         if best.padding <= PADDING_GOAL:
             break
     assert best is not None  # there is at least one capacity
-    return best.row_length
+    even = _even(counts, best, limit, budget) if budget is not None else None
+    return best.row_length if even is None else even.row_length
+
+
+def _even(counts: Counter[int], base: Filling, limit: int, budget: int) -> Filling | None:
+    """A filling like ``base`` whose rows share out evenly over micro-batches; None where none is as good.
+
+    As few micro-batches as there can be come first: ranks with as many tokens then have as many of them.
+    """
+    total = sum(length * count for length, count in counts.items())
+    longest = max(counts)
+    for micros in dict.fromkeys((-(-total // budget), -(-base.rows // max(1, budget // base.row_length)))):
+        near = sorted(range(micros, 2 * base.rows + micros, micros), key=lambda rows: abs(rows - base.rows))
+        for rows, slack in product(near[:_NEAR], (0.0, 0.0025, 0.005, 0.0075)):
+            capacity = max(longest, -int(-total * (1 + slack) // rows))
+            if capacity > limit or capacity * rows > budget * micros:
+                continue
+            filling = fill(counts, capacity)
+            if filling.rows % micros == 0 and filling.padding <= max(PADDING_GOAL, base.padding):
+                return filling
+    return None
 
 
 def fill(counts: Counter[int], capacity: int) -> Filling:

@@ -23,14 +23,56 @@ _ENTITY = re.compile(r"&(?:[a-zA-Z]{2,8}|#\d{1,7}|#x[0-9a-fA-F]{1,6});")
 _CONTROL_TOKEN = re.compile(r"<\|[^<>|\s]{1,40}\|>|</?s>|\[/?INST\]|<</?SYS>>|<(?:start|end)_of_turn>")
 
 
+# No finding without one of these in the UTF-8 text; searching for them is many times faster.
+_SIGNS = tuple(
+    sign.encode()
+    for sign in (
+        "\ufffd",
+        "\u00c2",
+        "\u00c3",
+        "\u00e2\u20ac",
+        "&",
+        "<|",
+        "<s>",
+        "</s>",
+        "INST]",
+        "SYS>>",
+        "_of_turn>",
+    )
+)
+_C1 = b"\xc2"  # begins U+0080 to U+00BF
+_C0_LETTERS = [bytes([code]) for code in (*range(9), 0x0B, *range(0x0E, 0x20), 0x7F)]
+_C0 = b"".join(_C0_LETTERS)
+_RARE = b"\xef\xc2\xc3<]>_&"
+
+
+def _rarest(sign: bytes) -> bytes:
+    """A byte of it that is seldom in texts: looking for one byte costs next to nothing."""
+    return next((bytes([byte]) for byte in _RARE if byte in sign), sign[:1])
+
+
 class TextCheck:
     """Finds what is odd in a text. ``special`` are the tokenizer's special tokens, where there is one."""
 
     def __init__(self, special: Iterable[str] = ()) -> None:
+        special = [token for token in special if token]
         names = sorted((re.escape(token) for token in special), key=len, reverse=True)
         own = re.compile("|".join(names)) if names else None
         self._patterns = [(CONTROL, _CONTROL), (MOJIBAKE, _MOJIBAKE)]
         self._special = [pattern for pattern in (own, _CONTROL_TOKEN) if pattern]
+        signs = (*_SIGNS, _C1, *(token.encode() for token in special))
+        self._signs = [(_rarest(sign), sign) for sign in dict.fromkeys(signs)]
+
+    def signs(self, text: str) -> list[bytes]:
+        """What stands in a text without which nothing can be found in its parts. Fast, for long texts."""
+        return self.signs_in(text.encode("utf-8", "surrogatepass"))
+
+    def signs_in(self, data: bytes) -> list[bytes]:
+        """The same for text in UTF-8."""
+        found = [sign for rare, sign in self._signs if rare in data and sign in data]
+        if len(data.translate(None, _C0)) < len(data):
+            found += [letter for letter in _C0_LETTERS if letter in data]
+        return found
 
     def __call__(self, text: str) -> set[str]:
         """Codes of what was found."""

@@ -13,15 +13,17 @@ from typing import Protocol
 
 from posttune.data.arrow_rows import arrow_file_rows, arrow_stream_rows, parquet_rows
 from posttune.data.blocks import Block
+from posttune.data.csv_rows import CsvRows, sniff_csv
 from posttune.data.json_rows import JsonArray, JsonLines, looks_like_array
 from posttune.data.layout import META, TRAIN
 from posttune.data.streams import ByteStream, open_bytes, reading
 from posttune.errors import DataError
 from posttune.types import BadRow, SourceRow
 
-SUFFIXES = (".jsonl", ".ndjson", ".json", ".parquet", ".arrow", ".feather", ".ipc")
+SUFFIXES = (".jsonl", ".ndjson", ".json", ".csv", ".tsv", ".parquet", ".arrow", ".feather", ".ipc")
 _PACKED = (".gz", ".zst", ".bz2", ".xz", ".lz4")
-_KINDS = "JSON lines, a JSON array, Parquet, or Arrow; each may be compressed"
+_KINDS = "JSON lines, a JSON array, CSV, Parquet, or Arrow; each may be compressed"
+CSV_HEAD = 1 << 13  # bytes that tell CSV from JSON lines
 
 
 class Format(Protocol):
@@ -101,7 +103,10 @@ def _recognise(stream: ByteStream) -> Format:
     if head.startswith(b"\xff\xff\xff\xff"):
         return arrow_stream_rows(stream)
     _refuse_foreign(stream.path, head)
-    return JsonArray(stream) if looks_like_array(head) else JsonLines(stream)
+    if looks_like_array(head):
+        return JsonArray(stream)
+    delimiter = sniff_csv(stream.content.peek(CSV_HEAD)[:CSV_HEAD], stream.path.name)
+    return JsonLines(stream) if delimiter is None else CsvRows(stream, delimiter)
 
 
 _FOREIGN = {

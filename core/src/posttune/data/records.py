@@ -45,7 +45,7 @@ def lookup(data: Any, path: str) -> Any:
 
 def value_of(row: SourceRow, role: str, path: str) -> Any:
     """The value of a role. Raises `RowError` where the row has no such column."""
-    value = lookup(row.data, path)
+    value = row.data[path] if path in row.data else lookup(row.data, path)
     if value is MISSING:
         raise RowError(f"{role} is missing (no column {path!r})")
     return value
@@ -54,7 +54,7 @@ def value_of(row: SourceRow, role: str, path: str) -> Any:
 def text_of(row: SourceRow, role: str, path: str) -> str:
     """The text of a role. Raises `RowError` where it is missing, null, blank, or no text or number."""
     text = as_text(value_of(row, role, path), role)
-    if not text.strip():
+    if not text or text.isspace():
         raise RowError(f"{'blank' if text else 'empty'} {role}")
     return text
 
@@ -71,12 +71,12 @@ def reference_of(row: SourceRow, path: str | None) -> str | list[str] | None:
 
 def as_text(value: object, role: str) -> str:
     """Strings as they are, numbers as digits. Raises `RowError` for anything that is neither."""
+    if isinstance(value, str):
+        return value if value.isascii() else _encodable(value, role)
     if value is None:
         raise RowError(f"{role} is null")
     if isinstance(value, bytes):
         return _decoded(value, role)
-    if isinstance(value, str):
-        return _encodable(value, role)
     if isinstance(value, bool):
         raise RowError(f"{role} is a bool, not text")
     if isinstance(value, Decimal):

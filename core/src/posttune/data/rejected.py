@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, Literal, NoReturn
 
@@ -32,6 +32,11 @@ class Rejected:
         self._rows.append(row)
         if self._policy == "refuse" and len(self._rows) >= NAMED:
             self._refuse()
+
+    def extend(self, rows: Iterable[BadRow]) -> None:
+        """Put rows aside, as ``add`` does."""
+        for row in rows:
+            self.add(row)
 
     def check(self, files: Sequence[Path], rows_in: int, rows_out: int) -> None:
         """Raise `DataError` where nothing may be written: no rows, none left, or bad ones refused."""

@@ -82,9 +82,12 @@ def _fits(dataset: SampleDataset, max_length: int | None, truncation: str) -> bo
     """Whether no row is longer. Raises `DataError` where one is and may not be cut."""
     if max_length is None:
         return True
-    long = np.flatnonzero(dataset.lengths > max_length)
+    lengths = dataset.lengths
+    if dataset.meta["columns"].get("rejected_ids"):
+        lengths = np.maximum(lengths, dataset.rejected_lengths)
+    long = np.flatnonzero(lengths > max_length)
     if len(long) and truncation == "refuse":
-        count, first = int(dataset.lengths[long[0]]), dataset.location(int(long[0]))
+        count, first = int(lengths[long[0]]), dataset.location(int(long[0]))
         raise _too_long(
             f"{first.file}:{first.row}", f"{count} tokens, more than the limit of {max_length}", len(long)
         )

@@ -42,10 +42,15 @@ def canonical(mapping: Mapping[str, str]) -> dict[str, str]:
 
 def infer_converter(mapping: Mapping[str, str], rows: Sequence[SourceRow], who: str = "") -> str:
     """The name of the converter that the mapped roles, or else the columns, call for."""
+    if not mapping and _is_alpaca(rows):
+        return "alpaca"
     for roles in (set(mapping), set(mapping) | _roles_present(rows)):
         if roles >= {"chosen", "rejected"}:
             return "preference"
         for role, name in (("messages", "messages"), ("response", "prompt_response"), ("text", "text")):
+            if role == "messages" and role in roles:
+                path = mapping.get(role) or _first(DEFAULTS[role], rows)
+                return "sharegpt" if _is_sharegpt(path, rows) else name
             if role in roles:
                 return name
     if "prompt" in mapping or "prompt" in _roles_present(rows):
@@ -75,7 +80,8 @@ def resolve(
     if foreign:
         what = f"converter {converter!r} does not read the role {foreign[0]!r}"
         raise DataError(what, who=who, fix=f"it reads {', '.join(known)}; choose another with --converter")
-    found = {role: path for role in known if (path := mapping.get(role) or _default(role, rows))}
+    names = {**DEFAULTS, **roles.columns}
+    found = {role: path for role in known if (path := mapping.get(role) or _first(names[role], rows))}
     for role, path in found.items():
         _check_column(role, path, rows, types, who)
     for role in roles.required:
@@ -91,13 +97,29 @@ def columns_of(rows: Sequence[SourceRow]) -> list[str]:
     return list(dict.fromkeys(name for row in rows for name in row.data))
 
 
-def _default(role: str, rows: Sequence[SourceRow]) -> str | None:
+def _first(names: Sequence[str], rows: Sequence[SourceRow]) -> str | None:
     present = columns_of(rows)
-    return next((name for name in DEFAULTS[role] if name in present), None)
+    return next((name for name in names if name in present), None)
 
 
 def _roles_present(rows: Sequence[SourceRow]) -> set[str]:
-    return {role for role in DEFAULTS if _default(role, rows)}
+    return {role for role, names in DEFAULTS.items() if _first(names, rows)}
+
+
+def _is_alpaca(rows: Sequence[SourceRow]) -> bool:
+    """Whether there is an instruction and its output, and no other prompt."""
+    present = set(columns_of(rows))
+    return (
+        "instruction" in present
+        and bool(present & {"output", "response", "instances"})
+        and not present & set(DEFAULTS["prompt"])
+    )
+
+
+def _is_sharegpt(path: str | None, rows: Sequence[SourceRow]) -> bool:
+    """Whether the conversations at a path are written with ``from`` and ``value``."""
+    first = lookup(rows[0].data, path) if path and rows else MISSING
+    return isinstance(first, list) and bool(first) and isinstance(first[0], Mapping) and "from" in first[0]
 
 
 def _check_column(

@@ -13,13 +13,17 @@ from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 from posttune.data.encoded import Encoded, Truncation, truncate
+from posttune.data.piecewise import word_table
 from posttune.data.records import RowError
 from posttune.data.templates import Piece, Renderer, Template
 from posttune.errors import DataError, ModelError
 from posttune.types import Record
 
 if TYPE_CHECKING:
+    from tokenizers import Tokenizer
     from transformers import PreTrainedTokenizerBase
+
+PROBE = " The  capital\n\tof France's <s> naïve 日本 🎉 1234567 </s> </w>\r\n"
 
 
 class Encoder:
@@ -50,6 +54,8 @@ class Encoder:
         self._prefix = _prefix(tokenizer)
         self._renderer = Renderer(template, tokenizer) if template.source is not None else None
         self._joins = _joins_cleanly(tokenizer)
+        self._backend = _plain_backend(tokenizer)
+        self._words = word_table(self._backend) if self._backend is not None else None
 
     def encode(self, rows: Sequence[Mapping[str, Any]]) -> list[Encoded | RowError]:
         """Each row's ids, or why it has none. One call of the tokenizer for all of them."""
@@ -97,6 +103,10 @@ class Encoder:
     def _call(self, texts: list[str]) -> list[list[int]]:
         if not texts:
             return []
+        if self._words is not None:
+            return self._words.encode(texts)
+        if self._backend is not None:
+            return [found.ids for found in self._backend.encode_batch_fast(texts, add_special_tokens=False)]
         found = self._tokenizer(texts, add_special_tokens=False, return_attention_mask=False, verbose=False)
         ids: list[list[int]] = found["input_ids"]
         return ids
@@ -194,6 +204,18 @@ def _prefix(tokenizer: PreTrainedTokenizerBase) -> list[int]:
         if full[start : start + len(bare)] == bare:
             return list(full[:start])
     return []
+
+
+def _plain_backend(tokenizer: PreTrainedTokenizerBase) -> Tokenizer | None:
+    """The Rust tokenizer where calling it is all that the tokenizer does; it is a third faster alone."""
+    backend: Tokenizer | None = getattr(tokenizer, "backend_tokenizer", None)
+    if backend is None:
+        return None
+    backend.no_truncation()
+    backend.no_padding()
+    theirs = tokenizer([PROBE], add_special_tokens=False, verbose=False)["input_ids"]
+    ours = backend.encode_batch_fast([PROBE], add_special_tokens=False)
+    return backend if [ours[0].ids] == theirs else None
 
 
 def _joins_cleanly(tokenizer: PreTrainedTokenizerBase) -> bool:

@@ -15,7 +15,7 @@ from posttune.facade.converter import Converter
 from posttune.facade.exporter import Exporter
 from posttune.facade.manager import RewardManager
 from posttune.facade.observers import Observers
-from posttune.facade.rewards import Rewards, RewardStats
+from posttune.facade.rewards import Rewards, RewardStats, Scoring
 from posttune.facade.rollout import RolloutEngine
 from posttune.pipeline import compose, compose_wrapped
 
@@ -29,6 +29,7 @@ __all__ = [
     "RewardStats",
     "Rewards",
     "RolloutEngine",
+    "Scoring",
     "build_converter",
     "build_estimator",
     "build_exporter",
@@ -57,7 +58,7 @@ def build_loss(ref: PluginRef) -> PolicyLoss:
 
 def build_rewards(refs: Sequence[PluginRef]) -> Rewards:
     """All rewards of a stage, in order."""
-    return Rewards(compose("reward", refs))
+    return Rewards(compose("reward", refs), refs)
 
 
 def build_manager(ref: PluginRef, wrappers: Sequence[PluginRef] = ()) -> RewardManager:

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
+from typing import TYPE_CHECKING
 
 from posttune.errors import PosttuneError
 from posttune.facade.values import shown
 from posttune.pipeline import Member
 from posttune.types import BadRow, Location, Record, Roles, SourceRow
+
+if TYPE_CHECKING:
+    from posttune.data.columns import ConvertColumns
 
 HOOK = "data_converter_convert"
 
@@ -27,6 +31,13 @@ class Converter:
         """The converter's name."""
         return self._member.id.name
 
+    @property
+    def convert_columns(self) -> ConvertColumns | None:
+        """The converter's way by columns, where it has one and is our own."""
+        (plugin,) = self._member.manager.get_plugins()
+        own = self._member.id.distribution == "posttune"
+        return getattr(plugin, "convert_columns", None) if own else None
+
     def convert(self, rows: Iterable[SourceRow], columns: Mapping[str, str]) -> Iterator[Record | BadRow]:
         """At least one record or bad row per row, with the row's location. ``columns``: role to path."""
         feed = _Feed(rows)
@@ -37,7 +48,7 @@ class Converter:
             self._check(result, feed)
             yield result
         if feed.waiting:
-            raise self._member.wrong(HOOK, f"nothing for {_place(next(iter(feed.waiting)))}")
+            raise self._member.wrong(HOOK, f"nothing for {_place(feed.waiting[0])}")
         if not feed.exhausted:
             raise self._member.wrong(HOOK, "before it had read all rows")
 
@@ -59,18 +70,22 @@ class Converter:
     def _check(self, result: object, feed: _Feed) -> None:
         if not isinstance(result, Record | BadRow):
             raise self._member.wrong(HOOK, f"{shown(result)}, neither Record nor BadRow")
-        if result.location not in feed.seen_now and result.location not in feed.waiting:
+        if not feed.answer(result.location):
             raise self._member.wrong(HOOK, f"a record of {_place(result.location)}, which it was not given")
-        feed.answered(result.location)
 
 
 class _Feed:
-    """Hands rows out, and knows which of them wait for an answer."""
+    """Hands rows out, and knows which of them wait for an answer.
+
+    Most converters answer the last row before they take the next, so that one is told from the rest
+    without a look into a table.
+    """
 
     def __init__(self, rows: Iterable[SourceRow]) -> None:
         self._rows = iter(rows)
-        self.waiting: dict[Location, None] = {}
-        self.seen_now: set[Location] = set()  # answered since the last row was handed out
+        self._earlier: dict[Location, None] = {}  # handed out before the last row, not answered
+        self._seen_now: set[Location] = set()  # of those, answered since the last row was handed out
+        self._last_waits = False
         self.last: Location | None = None
         self.exhausted = False
         self.failed = False
@@ -82,15 +97,30 @@ class _Feed:
             self.failed = False
             if row is None:
                 break
-            self.last = row.location
-            self.waiting[row.location] = None
-            self.seen_now.clear()
+            if self._last_waits and self.last is not None:
+                self._earlier[self.last] = None
+            if self._seen_now:
+                self._seen_now.clear()
+            self.last, self._last_waits = row.location, True
             yield row
         self.exhausted = True
 
-    def answered(self, location: Location) -> None:
-        self.waiting.pop(location, None)
-        self.seen_now.add(location)
+    @property
+    def waiting(self) -> list[Location]:
+        """The rows without an answer, in order."""
+        last = [self.last] if self._last_waits and self.last is not None else []
+        return [*self._earlier, *last]
+
+    def answer(self, location: Location) -> bool:
+        """Take an answer for a row; False where it was not handed out, or answered long ago."""
+        if location is self.last or location == self.last:
+            self._last_waits = False
+            return True
+        if location in self._earlier:
+            del self._earlier[location]
+            self._seen_now.add(location)
+            return True
+        return location in self._seen_now
 
 
 def _place(location: Location) -> str:

@@ -1,46 +1,57 @@
-"""All rewards of a stage: each configured instance is called on its own, in order."""
+"""All rewards of a stage: each configured instance is called on its own, and all of them side by side."""
 
 from __future__ import annotations
 
 import asyncio
+import contextvars
 import inspect
 import math
-import time
-from collections.abc import Awaitable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
-from typing import Any, cast
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any, TypeVar, cast
 
+from posttune.config.base import PluginRef
 from posttune.errors import PosttuneError
+from posttune.execution.inline import settled
+from posttune.execution.outcome import Checked, Unit
+from posttune.execution.scorer import Scorer
+from posttune.execution.statistics import RewardStats
 from posttune.facade.values import as_list, as_number, shown
 from posttune.pipeline import Member
 from posttune.types import Needs, Sample, Score
 
+__all__ = ["RewardCall", "RewardStats", "Rewards", "Scoring"]
+
 HOOK = "reward_score"
-
-
-@dataclass(frozen=True)
-class RewardStats:
-    """What one reward did in the last call of ``Rewards.score``."""
-
-    scored: int
-    unscorable: int  # None and NaN
-    nan: int
-    seconds: float
+T = TypeVar("T")
 
 
 class Rewards:
-    """The rewards of a stage. ``stats`` tells of the last call, by label."""
+    """The rewards of a stage. ``stats`` tells of the last batch, by label.
 
-    def __init__(self, members: Sequence[Member]) -> None:
-        self._members = tuple(members)
-        self.needs: dict[str, Needs] = {member.label: _needs(member) for member in self._members}
+    ``refs`` says how each is executed; without them one sample follows another.
+    """
+
+    def __init__(self, members: Sequence[Member], refs: Sequence[PluginRef] | None = None) -> None:
+        calls = [RewardCall(member) for member in members]
+        self.needs: dict[str, Needs] = {call.label: call.needs() for call in calls}
         self.stats: dict[str, RewardStats] = {}
+        plain = [PluginRef(name=member.id.name, label=member.id.label or None) for member in members]
+        self._scorers = tuple(
+            Scorer(call, self.needs[call.label], ref)
+            for call, ref in zip(calls, plain if refs is None else refs, strict=True)
+        )
 
     @property
     def labels(self) -> tuple[str, ...]:
         """The labels, in the order of the configuration."""
-        return tuple(member.label for member in self._members)
+        return tuple(scorer.label for scorer in self._scorers)
+
+    @property
+    def pids(self) -> dict[str, tuple[int, ...]]:
+        """The worker processes that are alive, by label."""
+        return {scorer.label: scorer.pids for scorer in self._scorers}
 
     def score(self, samples: Sequence[Sample]) -> dict[str, list[Score]]:
         """The scores of every reward by label: a float, a dict of floats or None per sample, in order.
@@ -48,53 +59,132 @@ class Rewards:
         NaN becomes None, the unscorable sample. Raises PluginCallError and PluginReturnError,
         which name the label and the sample.
         """
-        return {member.label: self._score(member, samples) for member in self._members}
+        if len(self._scorers) == 1:
+            return self._noted({self.labels[0]: self._scorers[0].score(samples)})
+        return self.submit(samples).result()
 
-    def _score(self, member: Member, samples: Sequence[Sample]) -> list[Score]:
-        began = time.perf_counter()
-        answers = _answers(member, samples) if samples else []
-        seconds = time.perf_counter() - began
-        if len(answers) != len(samples):
-            raise member.wrong(HOOK, f"{len(answers)} scores for {len(samples)} samples")
-        scores = [_score(member, sample, answer) for sample, answer in zip(samples, answers, strict=True)]
-        unscorable = scores.count(None)
-        nan = unscorable - sum(answer is None for answer in answers)
-        self.stats[member.label] = RewardStats(len(scores) - unscorable, unscorable, nan, seconds)
-        return scores
+    def submit(self, samples: Sequence[Sample]) -> Scoring:
+        """Begin to score, each reward in a thread of its own, and go on; the result is waited for later."""
+        tasks = {scorer.label: _Task(scorer.score, samples) for scorer in self._scorers}
+        return Scoring(tasks, self._noted)
 
+    def close(self) -> None:
+        """End all worker processes. They end with this object too."""
+        for scorer in self._scorers:
+            scorer.close()
 
-def _answers(member: Member, samples: Sequence[Sample]) -> list[Any]:
-    about = f" (label {member.label!r}, {len(samples)} samples, the first is {samples[0].id})"
-    result = member.call_about(HOOK, about, samples=samples)
-    if inspect.isawaitable(result):
-        result = _awaited(member, result, about)
-    answers = as_list(result)
-    if answers is None:
-        raise member.wrong(HOOK, f"{shown(result)}, not a list of scores")
-    return answers
+    def _noted(self, found: Mapping[str, tuple[list[Score], RewardStats]]) -> dict[str, list[Score]]:
+        self.stats |= {label: stats for label, (_, stats) in found.items()}
+        return {label: scores for label, (scores, _) in found.items()}
 
 
-def _awaited(member: Member, awaitable: Awaitable[object], about: str) -> object:
-    try:
-        return _run(awaitable)
-    except (KeyboardInterrupt, PosttuneError):
-        raise
-    except BaseException as error:
-        raise member.failed(HOOK, error, about) from error
+class Scoring:
+    """A batch that is being scored."""
+
+    def __init__(
+        self,
+        tasks: Mapping[str, _Task],
+        done: Callable[[Mapping[str, tuple[list[Score], RewardStats]]], dict[str, list[Score]]],
+    ) -> None:
+        self._tasks, self._done = tasks, done
+
+    def result(self) -> dict[str, list[Score]]:
+        """Wait for all rewards. Returns and raises what ``Rewards.score`` does, of the first that failed."""
+        for task in self._tasks.values():
+            task.wait()
+        return self._done({label: task.result() for label, task in self._tasks.items()})
 
 
-def _run(awaitable: Awaitable[object]) -> object:
-    """The result of an awaitable, in a thread of its own where a loop runs already (a notebook)."""
+class _Task:
+    """A call in a daemon thread, which does not keep the process from ending."""
 
-    async def settle() -> object:
-        return await awaitable
+    def __init__(
+        self,
+        function: Callable[[Sequence[Sample]], tuple[list[Score], RewardStats]],
+        samples: Sequence[Sample],
+    ) -> None:
+        self._function, self._samples = function, samples
+        self._found: tuple[list[Score], RewardStats] | None = None
+        self._error: BaseException | None = None
+        context = contextvars.copy_context()
+        self._thread = threading.Thread(target=context.run, args=(self._work,), daemon=True)
+        self._thread.start()
 
-    try:
-        asyncio.get_running_loop()
-    except RuntimeError:
-        return asyncio.run(settle())
-    with ThreadPoolExecutor(max_workers=1) as pool:
-        return pool.submit(asyncio.run, settle()).result()
+    def wait(self) -> None:
+        self._thread.join()
+
+    def result(self) -> tuple[list[Score], RewardStats]:
+        if self._error is not None:
+            raise self._error
+        assert self._found is not None
+        return self._found
+
+    def _work(self) -> None:
+        try:
+            self._found = self._function(self._samples)
+        except BaseException as error:  # noqa: BLE001  (raised where the result is asked for)
+            self._error = error
+
+
+class RewardCall:
+    """Calls one reward's hook and checks what comes back."""
+
+    def __init__(self, member: Member) -> None:
+        self._member = member
+        self.id = member.id
+        self.label = member.label
+
+    def needs(self) -> Needs:
+        """What the reward requires. Loads a function that is given by path."""
+        needs = _needs(self._member)
+        return replace(needs, asynchronous=True) if _is_async(self._member) else needs
+
+    def __call__(self, unit: Unit) -> Checked:
+        """The checked scores. Raises PluginCallError, PluginReturnError, and errors of posttune."""
+        answers = self._begin(unit)
+        if inspect.isawaitable(answers):
+            answers = self._guarded(unit, lambda: settled(answers))
+        return self.check(unit, answers)
+
+    async def start(self, unit: Unit) -> object:
+        """The answers, not yet checked, of a reward that may be async."""
+        answers = self._begin(unit)
+        if not inspect.isawaitable(answers):
+            return answers
+        try:
+            return await answers
+        except (KeyboardInterrupt, PosttuneError):
+            raise
+        except BaseException as error:
+            task = asyncio.current_task()
+            if isinstance(error, asyncio.CancelledError) and task is not None and task.cancelling():
+                raise
+            raise self._member.failed(HOOK, error, self._about(unit)) from error
+
+    def check(self, unit: Unit, answers: object) -> Checked:
+        """Scores of the right number and type. Raises PluginReturnError."""
+        member = self._member
+        found = as_list(answers)
+        if found is None:
+            raise member.wrong(HOOK, f"{shown(answers)}, not a list of scores")
+        if len(found) != len(unit):
+            raise member.wrong(HOOK, f"{len(found)} scores for {len(unit)} samples")
+        scores = [_score(member, sample, answer) for sample, answer in zip(unit, found, strict=True)]
+        return Checked(scores, scores.count(None) - sum(answer is None for answer in found))
+
+    def _begin(self, unit: Unit) -> object:
+        return self._member.call_about(HOOK, self._about(unit), samples=unit)
+
+    def _about(self, unit: Unit) -> str:
+        return f" (label {self.label!r}, {len(unit)} samples, the first is {unit[0].id})"
+
+    def _guarded(self, unit: Unit, call: Callable[[], T]) -> T:
+        try:
+            return call()
+        except (KeyboardInterrupt, PosttuneError):
+            raise
+        except BaseException as error:
+            raise self._member.failed(HOOK, error, self._about(unit)) from error
 
 
 def _needs(member: Member) -> Needs:
@@ -104,6 +194,11 @@ def _needs(member: Member) -> Needs:
     if not isinstance(needs, Needs):
         raise member.wrong("reward_needs", f"{shown(needs)}, not Needs")
     return needs
+
+
+def _is_async(member: Member) -> bool:
+    hooks = getattr(member.manager.hook, HOOK).get_hookimpls()
+    return any(inspect.iscoroutinefunction(hook.function) for hook in hooks)
 
 
 def _score(member: Member, sample: Sample, answer: object) -> Score:

@@ -41,7 +41,7 @@ class Gap:
         return {
             "rollout/logprob_gap_mean": self.total / self.tokens,
             "rollout/logprob_gap_max": self.largest,
-            "rollout/effective_samples": self.weights**2 / (self.tokens * self.squares),
+            "rollout/effective_sample_size": self.weights**2 / (self.tokens * self.squares),
         }
 
 

@@ -19,9 +19,9 @@ from transformers import (
 from transformers.utils import logging as transformers_logging
 
 from posttune.errors import ModelError
+from posttune.models.attention import attention_name as attention_name
 from posttune.models.params import embeddings_tied
 
-Attention = Literal["auto", "sdpa", "eager"]
 _SINGLE = ("model.safetensors", "pytorch_model.bin")
 _LISTS = ("model.safetensors.index.json", "pytorch_model.bin.index.json")
 
@@ -176,13 +176,3 @@ def check_ties(model: PreTrainedModel, *, who: str) -> None:
             who=who,
             fix=f'set "tie_word_embeddings": {str(real).lower()} in config.json if the weights are right',
         )
-
-
-def attention_name(choice: Attention, *, dtype: torch.dtype, device: torch.device) -> str | None:
-    """What ``auto`` means: transformers' choice (None), but eager in half precision on a CPU.
-
-    There sdpa's backward pass over short packed rows takes twice as long as eager's.
-    """
-    if choice != "auto":
-        return choice
-    return "eager" if device.type == "cpu" and dtype in (torch.bfloat16, torch.float16) else None

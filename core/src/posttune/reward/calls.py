@@ -9,14 +9,13 @@ from __future__ import annotations
 import asyncio
 import inspect
 import time
-from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from contextvars import ContextVar
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from inspect import Parameter
 from typing import Any
 
 from posttune.errors import DataError, UserError
+from posttune.execution import clock
 from posttune.types import Needs, Sample, Score
 
 Answers = Sequence[Score] | Awaitable[Sequence[Score]]
@@ -24,8 +23,6 @@ Answers = Sequence[Score] | Awaitable[Sequence[Score]]
 ROLES = ("prompt", "response", "reference")
 BATCH = "samples"
 SIGNATURES = "(prompt, response), (prompt, response, reference) or (samples), and data columns by name"
-
-_seconds: ContextVar[dict[str, float] | None] = ContextVar("seconds by sample id", default=None)
 
 
 @dataclass(frozen=True)
@@ -38,12 +35,18 @@ class Binding:
     wanted: tuple[str, ...] = ()  # by name: roles and columns
     required: tuple[str, ...] = ()  # those of them without a default
     all_columns: bool = False
+    asynchronous: bool = False
 
     @property
     def needs(self) -> Needs:
         """What the data must have."""
-        columns = tuple(name for name in self.required if name not in ROLES)
-        return Needs(columns=columns, reference="reference" in self.required)
+        return Needs(
+            columns=tuple(name for name in self.required if name not in ROLES),
+            reference="reference" in self.required,
+            each=not self.batch,
+            reads=None if self.batch or self.all_columns else tuple(sorted(set(self.wanted) - set(ROLES))),
+            asynchronous=self.asynchronous,
+        )
 
     def score(self, samples: Sequence[Sample]) -> Answers:
         """One score a sample, in order; an awaitable of them where the function is async."""
@@ -97,11 +100,16 @@ def bind(function: Callable[..., Any], who: str) -> Binding:
         others = [name for name in required if name != BATCH]
         if others:
             raise _unusable(who, f"beside samples it requires {', '.join(others)}")
-        return Binding(_by_keyword(function), who, batch=True)
+        return Binding(_by_keyword(function), who, batch=True, asynchronous=_is_async(function))
     every = any(parameter.kind is Parameter.VAR_KEYWORD for parameter in parameters)
     if "response" not in wanted and not every:
         raise _unusable(who, f"({', '.join(wanted)}) takes no response, which it should judge")
-    return Binding(function, who, False, wanted, required, every)
+    return Binding(function, who, False, wanted, required, every, _is_async(function))
+
+
+def _is_async(function: Callable[..., Any]) -> bool:
+    calls = (function, getattr(function, "func", None), getattr(function, "__call__", None))  # noqa: B004
+    return any(map(inspect.iscoroutinefunction, calls))
 
 
 def _by_keyword(function: Callable[..., Any]) -> Callable[[Sequence[Sample]], Any]:
@@ -110,17 +118,6 @@ def _by_keyword(function: Callable[..., Any]) -> Callable[[Sequence[Sample]], An
 
 def _unusable(who: str, what: str) -> UserError:
     return UserError(what, who=who, fix=f"let it take {SIGNATURES}")
-
-
-@contextmanager
-def seconds_by_sample() -> Iterator[dict[str, float]]:
-    """Collect the seconds that each sample takes, by its id, from rewards that judge one at a time."""
-    collected: dict[str, float] = {}
-    token = _seconds.set(collected)
-    try:
-        yield collected
-    finally:
-        _seconds.reset(token)
 
 
 def _timed(function: Callable[[Sample], Any], sample: Sample) -> Any:
@@ -140,6 +137,8 @@ async def _timed_later(result: Awaitable[Any], sample: Sample) -> Any:
     began = time.perf_counter()
     try:
         return await result
+    except SystemExit as error:  # which would end the event loop with all its tasks
+        raise RuntimeError(f"sample {sample.id}: SystemExit: {error}") from error
     except Exception as error:
         error.add_note(f"while scoring sample {sample.id}")
         raise
@@ -148,9 +147,7 @@ async def _timed_later(result: Awaitable[Any], sample: Sample) -> Any:
 
 
 def _note(sample: Sample, began: float) -> None:
-    collected = _seconds.get()
-    if collected is not None:
-        collected[sample.id] = time.perf_counter() - began
+    clock.note(sample.id, time.perf_counter() - began)
 
 
 def _settled(results: list[Any]) -> Answers:

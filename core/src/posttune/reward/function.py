@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Awaitable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any
 
 from pydantic import Field, field_validator
@@ -51,6 +51,15 @@ class FunctionReward:
     def __init__(self, config: FunctionConfig) -> None:
         self.config = config
         self._bound: Binding | None = None
+
+    @classmethod
+    def of(
+        cls, function: Callable[..., Any], path: str, weights: Mapping[str, float] | None = None
+    ) -> FunctionReward:
+        """The reward of a function that is at hand; ``path`` only names it. Raises UserError."""
+        reward = cls(FunctionConfig(path=path, weights=dict(weights) if weights is not None else None))
+        reward._bound = bind(function, reward._who)
+        return reward
 
     @hookimpl
     def reward_needs(self) -> Needs:

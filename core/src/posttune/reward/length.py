@@ -10,7 +10,7 @@ from pydantic import Field, model_validator
 from posttune.config.models import Positive, Strict
 from posttune.errors import DataError
 from posttune.hookspecs import hookimpl
-from posttune.types import Sample
+from posttune.types import Needs, Sample
 
 
 class LengthConfig(Strict):
@@ -42,6 +42,11 @@ class LengthReward:
 
     def __init__(self, config: LengthConfig) -> None:
         self.config = config
+
+    @hookimpl
+    def reward_needs(self) -> Needs:
+        """Nothing; each sample counts by itself."""
+        return Needs(each=True)
 
     @hookimpl
     def reward_score(self, samples: Sequence[Sample]) -> list[float]:

@@ -17,13 +17,33 @@ from posttune.nearest import nearest
 
 _loading = threading.RLock()
 _folders: list[Path] = []
+_refused: set[Path] = set()
 
 
 def also_look_in(folder: Path) -> None:
-    """Look for relative files there too, after the working folder: the folder of the run's configuration."""
+    """Look for relative files there too, after the working folder and before those named earlier."""
     folder = folder.resolve()
-    if folder not in _folders:
-        _folders.append(folder)
+    if folder in _folders:
+        _folders.remove(folder)
+    _folders.insert(0, folder)
+
+
+def folders() -> tuple[Path, ...]:
+    """Where else relative files are looked for."""
+    return tuple(_folders)
+
+
+def refuse_file(path: Path) -> None:
+    """Never run this file: it is the script of the process that started this one."""
+    _refused.add(path.resolve())
+
+
+def anchored(target: str, folder: Path) -> str:
+    """A relative file that stands in ``folder``, and not in the working folder, by its whole path."""
+    place, _, name = target.rpartition(":")
+    if not is_file(target) or Path(place).is_file() or not (folder / place).is_file():
+        return target
+    return f"{(folder / place).resolve()}:{name}"
 
 
 def is_file(target: str) -> bool:
@@ -69,6 +89,10 @@ def _load_file(path: Path) -> ModuleType:
     Modules beside the file can be imported from it, unless an installed one bears the same name.
     """
     name = f"posttune_file_{path.stem}_{hashlib.sha256(str(path).encode()).hexdigest()[:12]}"
+    if path in _refused:
+        fix = "move the function to a file of its own, or set executor: thread"
+        what = "it is the script that is running, which no worker process may run again"
+        raise UserError(what, who=str(path), fix=fix)
     with _loading:
         if name in sys.modules:
             return sys.modules[name]

@@ -3,22 +3,18 @@
 from __future__ import annotations
 
 import math
-import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
 
-from posttune.config.models import PluginRef
-from posttune.errors import DataError, PluginCallError, PluginReturnError
-from posttune.facade import Rewards, build_rewards
+from posttune.config.models import PluginRef, RewardRef
+from posttune.errors import DataError
+from posttune.facade import RewardStats, build_rewards
 from posttune.nearest import nearest
-from posttune.reward.calls import seconds_by_sample
 from posttune.reward.scoring import scalar
 from posttune.types import Needs, Sample, Score
-
-FAILURES = (PluginCallError, PluginReturnError, DataError)
 
 
 @dataclass(frozen=True)
@@ -28,10 +24,10 @@ class OnError:
     policy: Literal["raise", "mask", "value"] = "raise"
     value: float = 0.0
 
-    @property
-    def score(self) -> Score:
-        """What a failed sample gets, where the run goes on."""
-        return self.value if self.policy == "value" else None
+    def of(self, ref: PluginRef) -> RewardRef:
+        """The same reward under this policy."""
+        fields = ref.model_dump() | {"on_error": self.policy}
+        return RewardRef(**fields | {"value": self.value if self.policy == "value" else None})
 
 
 @dataclass(frozen=True)
@@ -51,6 +47,7 @@ class Tally:
     seconds_max: float
     slowest: str  # id of the sample that took seconds_max
     seconds: float  # in all
+    seconds_by_sample: Mapping[str, float]
 
 
 @dataclass(frozen=True)
@@ -62,19 +59,20 @@ class RewardRun:
 
 
 def run_rewards(
-    refs: Sequence[PluginRef], samples: Sequence[Sample], on_error: OnError = OnError()
+    refs: Sequence[PluginRef], samples: Sequence[Sample], on_error: OnError | None = None
 ) -> RewardRun:
-    """Score all samples with each reward, one reward after the other.
+    """Score all samples with each reward, the rewards side by side. ``on_error`` overrides their own.
 
     Raises what ``build_rewards`` raises, DataError where the samples lack what a reward needs, and,
     where the policy is raise, what a reward's first failure raises.
     """
-    check_needs(build_rewards(refs).needs, samples)
-    scores: dict[str, list[Score]] = {}
-    tallies: dict[str, Tally] = {}
-    for ref in refs:
-        scores[ref.tag], tallies[ref.tag] = _run_one(build_rewards([ref]), samples, on_error)
-    return RewardRun(scores, tallies)
+    rewards = build_rewards(refs if on_error is None else [on_error.of(ref) for ref in refs])
+    check_needs(rewards.needs, samples)
+    try:
+        scores = rewards.score(samples)
+    finally:
+        rewards.close()
+    return RewardRun(scores, {label: tally(scores[label], rewards.stats[label]) for label in scores})
 
 
 def check_needs(needs: Mapping[str, Needs], samples: Sequence[Sample]) -> None:
@@ -94,62 +92,25 @@ def check_needs(needs: Mapping[str, Needs], samples: Sequence[Sample]) -> None:
                 raise DataError(what, fix=f"its columns are {', '.join(sorted(sample.columns)) or 'none'}")
 
 
-def _run_one(reward: Rewards, samples: Sequence[Sample], on_error: OnError) -> tuple[list[Score], Tally]:
-    """All samples at once; where that fails and the run goes on, one by one, to find those that fail."""
-    began = time.perf_counter()
-    failed: set[int] = set()
-    with seconds_by_sample() as each:
-        try:
-            scores = _only(reward.score(samples))
-        except FAILURES:
-            if on_error.policy == "raise":
-                raise
-            each.clear()
-            scores = [_one(reward, sample, i, failed, on_error) for i, sample in enumerate(samples)]
-    total = time.perf_counter() - began
-    return scores, tally(scores, samples, each, total, errors=failed)
-
-
-def _one(reward: Rewards, sample: Sample, index: int, failed: set[int], on_error: OnError) -> Score:
-    try:
-        return _only(reward.score([sample]))[0]
-    except FAILURES:
-        failed.add(index)
-        return on_error.score
-
-
-def _only(scores: Mapping[str, list[Score]]) -> list[Score]:
-    (found,) = scores.values()
-    return found
-
-
-def tally(
-    scores: Sequence[Score],
-    samples: Sequence[Sample],
-    seconds: Mapping[str, float],
-    total: float,
-    *,
-    errors: set[int] | frozenset[int] = frozenset(),
-) -> Tally:
-    """Statistics of one reward's scores. ``seconds`` by sample id, where they are known."""
-    values = [scalar(score) for i, score in enumerate(scores) if i not in errors and score is not None]
-    numbers = np.array(values, dtype=np.float64)
-    share = total / len(samples) if samples else 0.0
-    times = np.array([seconds.get(sample.id, share) for sample in samples] or [0.0])
+def tally(scores: Sequence[Score], stats: RewardStats) -> Tally:
+    """Statistics of one reward's scores; those that stand for a failure are left out."""
+    own = [score for i, score in enumerate(scores) if i not in stats.failed]
+    numbers = np.array([scalar(score) for score in own if score is not None], dtype=np.float64)
     return Tally(
         mean=_finite(numbers.mean()) if len(numbers) else None,
         std=_finite(numbers.std()) if len(numbers) else None,
         min=_finite(numbers.min()) if len(numbers) else None,
         max=_finite(numbers.max()) if len(numbers) else None,
         scored=len(numbers),
-        unscorable=len(scores) - len(numbers) - len(errors),
-        timeouts=0,
-        errors=len(errors),
-        seconds_p50=float(np.percentile(times, 50)),
-        seconds_p95=float(np.percentile(times, 95)),
-        seconds_max=float(times.max()),
-        slowest=samples[int(times.argmax())].id if samples else "",
-        seconds=total,
+        unscorable=len(own) - len(numbers),
+        timeouts=stats.timeouts,
+        errors=stats.errors,
+        seconds_p50=stats.seconds_p50,
+        seconds_p95=stats.seconds_p95,
+        seconds_max=stats.seconds_max,
+        slowest=stats.slowest,
+        seconds=stats.seconds,
+        seconds_by_sample=stats.seconds_by_sample,
     )
 
 

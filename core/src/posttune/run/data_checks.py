@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Demand:
-    """What a stage asks of its data: one of some roles, and what others need, by who it is."""
+    """What a stage asks of its data: one of some roles (none: any), and what others need, by who it is."""
 
     path: Keys
     data: str | DataConfig
@@ -140,7 +140,7 @@ class _Views:
 def _unmet(demand: Demand, view: DataView) -> Iterator[tuple[str, str]]:
     """Messages, each with a suggestion."""
     columns = ", ".join(view.columns) or "none"
-    if view.rows and not set(demand.roles) & set(view.columns):
+    if view.rows and demand.roles and not set(demand.roles) & set(view.columns):
         yield f"needs one of {', '.join(demand.roles)}; the columns of {demand.source} are {columns}", ""
     for name, needing in demand.columns.items():
         who = f"{' and '.join(needing)} {'needs' if len(needing) == 1 else 'need'}"

@@ -17,6 +17,7 @@ from posttune.config.models import (
     ExportStage,
     ModelConfig,
     PluginRef,
+    RewardModelStage,
     RlStage,
     SftStage,
     Stage,
@@ -26,10 +27,12 @@ from posttune.nearest import nearest
 from posttune.run.data_checks import Demand, check_data
 from posttune.run.folder import RunFolder
 from posttune.run.resume import Step, make_plan
+from posttune.run.reward_models import named_stage
 from posttune.types import Needs, Sample
 
 PROMPTS = ("prompt", "messages")
 ANSWERS = ("response", "messages", "text")
+PAIRS = ("chosen", "rejected")
 
 
 @dataclass
@@ -96,9 +99,11 @@ class _Checker:
     def _stage(self, name: str, stage: Stage) -> None:
         path: Keys = ("stages", name)
         if isinstance(stage, SftStage | RlStage | EvaluateStage):
-            self._model(stage.model, (*path, "model"))
-        if isinstance(stage, SftStage | RlStage):
+            self._model(stage.model, (*path, "model"), generates=True)
+        if isinstance(stage, SftStage | RewardModelStage | RlStage):
             self._training(name, stage, path)
+        if isinstance(stage, RewardModelStage):
+            self._reward_model(stage, path)
         if isinstance(stage, SftStage):
             self.demands.append(Demand((*path, "data"), stage.data, ANSWERS))
         if isinstance(stage, RlStage | EvaluateStage):
@@ -109,12 +114,14 @@ class _Checker:
             self.demands.append(Demand((*path, "data"), stage.data, PROMPTS, needs))
         if isinstance(stage, RlStage):
             self._rl(stage, path)
+            if stage.critic is not None and stage.critic.model is not None:
+                self._model(stage.critic.model, (*path, "critic", "model"))
         if isinstance(stage, ExportStage):
             self._export(stage, path)
         if isinstance(stage, ConvertStage) and stage.to is not None:
             self._writable(Path(stage.to).expanduser(), (*path, "to"))
 
-    def _training(self, name: str, stage: SftStage | RlStage, path: Keys) -> None:
+    def _training(self, name: str, stage: SftStage | RewardModelStage | RlStage, path: Keys) -> None:
         from posttune.trainer.checks import check_stage
 
         try:
@@ -125,10 +132,17 @@ class _Checker:
                 self.found.problems.append(self.document.problem(keys, problem.message, problem.suggestion))
         except PosttuneError as error:
             self._problem(path, error)
-        if stage.evaluate is not None:
+        if not isinstance(stage, RewardModelStage) and stage.evaluate is not None:
             inner = (*path, "evaluate")
             needs = self._rewards(stage.evaluate.rewards, (*inner, "rewards"))
             self.demands.append(Demand((*inner, "data"), stage.evaluate.data, PROMPTS, needs))
+
+    def _reward_model(self, stage: RewardModelStage, path: Keys) -> None:
+        self._model(stage.model, (*path, "model"))
+        needs = {"a reward model": Needs(columns=PAIRS)}
+        self.demands.append(Demand((*path, "data"), stage.data, (), needs))
+        if stage.holdout.data is not None:
+            self.demands.append(Demand((*path, "holdout", "data"), stage.holdout.data, (), needs))
 
     def _rl(self, stage: RlStage, path: Keys) -> None:
         self._build("policy_loss", stage.loss, (*path, "loss"))
@@ -158,6 +172,8 @@ class _Checker:
 
         needs: dict[str, Needs] = {}
         for index, ref in enumerate(refs):
+            if named_stage(ref) in self.config.stages:
+                continue  # its model is still to be trained; the options were validated with the rest
             with self._noted((*path, index)):
                 needs[f"reward {ref.tag!r}"] = build_rewards([ref]).needs[ref.tag]
         return needs
@@ -168,13 +184,13 @@ class _Checker:
         with self._noted(path):
             compose(kind, [ref])
 
-    def _model(self, model: str | ModelConfig, path: Keys) -> None:
+    def _model(self, model: str | ModelConfig, path: Keys, *, generates: bool = False) -> None:
         config = ModelConfig(path=model) if isinstance(model, str) else model
         if config.path in self.config.stages:
             return
         place = path if isinstance(model, str) else (*path, "path" if config.path else "init")
         with self._noted(place, near=config.path):
-            _check_model(config)
+            _check_model(config, generates)
 
     def _writable(self, target: Path, path: Keys) -> None:
         """Whether a folder can be made at ``target``, or written to."""
@@ -210,9 +226,10 @@ def _try_manager(ref: PluginRef, labels: Sequence[str]) -> None:
         manager.combine([sample], {label: [None] for label in labels})
 
 
-def _check_model(config: ModelConfig) -> None:
+def _check_model(config: ModelConfig, generates: bool) -> None:
     """A model's folder, configuration and tokenizer; no weights are read."""
     from posttune.checkpoint.sources import open_source
+    from posttune.models.hf_folder import refuse_classifier
     from posttune.models.load import check_vocabulary, new_config
     from posttune.models.tokenizer import load_tokenizer
 
@@ -221,6 +238,8 @@ def _check_model(config: ModelConfig) -> None:
         new_config(config.init or {}, tokenizer)
         return
     source = open_source(Path(config.path).expanduser())
+    if generates:
+        refuse_classifier(source.config, who=f"model {config.path}")
     tokenizer = load_tokenizer(config.tokenizer or source.tokenizer_dir)
     check_vocabulary(source.config, tokenizer)
 

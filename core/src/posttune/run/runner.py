@@ -20,6 +20,7 @@ from posttune.files import atomic_write_text
 from posttune.run.environment import write_environment
 from posttune.run.folder import RunFolder, StageMarker, StageStatus
 from posttune.run.resume import Step, digest, make_plan, stage_settings
+from posttune.run.reward_models import with_outputs
 from posttune.run.stages import InterruptFlag, StageContext, StageResult
 
 if TYPE_CHECKING:
@@ -133,7 +134,7 @@ class _Run:
         status: StageStatus = "failed"
         result = StageResult(None)
         try:
-            result = self._call(stage, context)
+            result = self._call(with_outputs(stage, self.outputs), context)
             status = "finished"
         except (Interrupted, KeyboardInterrupt):
             status = "interrupted"

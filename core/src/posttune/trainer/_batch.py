@@ -30,6 +30,8 @@ class RolloutBatch:
     advantages: Tensor  # float32 [N]
     old_logp: Tensor  # float32 [N], of the policy that answered
     ref_logp: Tensor | None = None  # float32 [N], of the reference
+    values: Tensor | None = None  # float32 [N], of the critic before the update
+    returns: Tensor | None = None  # float32 [N], what the critic learns
     fresh: set[int] = field(default_factory=set)  # sequences whose old_logp the first update will tell
 
     def trainable(self) -> list[int]:

@@ -5,11 +5,12 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from posttune.config.models import DataConfig, ModelConfig, RlStage, SftStage
+from posttune.config.models import CriticConfig, DataConfig, ModelConfig, RewardModelStage, RlStage, SftStage
 from posttune.data.dataset import SampleDataset
 from posttune.data.sampler import PositionSampler
 from posttune.errors import DataError, UserError
 from posttune.models.load import LoadedModel, load_model
+from posttune.models.load_scalar import load_critic
 from posttune.run.stages import StageContext
 
 
@@ -20,6 +21,14 @@ def load_stage_model(stage: SftStage | RlStage, context: StageContext) -> Loaded
     return load_model(config, path, seed=context.run.seed, device=context.ranks.device)
 
 
+def load_stage_critic(stage: RlStage, critic: CriticConfig, context: StageContext) -> LoadedModel:
+    """The stage's critic, from the model that it names or else from the stage's own."""
+    model = stage.model if critic.model is None else critic.model
+    config = ModelConfig(path=model) if isinstance(model, str) else model
+    path = None if config.path is None else context.resolve(config.path)
+    return load_critic(config, path, seed=context.run.seed, device=context.ranks.device)
+
+
 @dataclass(frozen=True)
 class Data:
     """The rows that a stage draws from."""
@@ -27,7 +36,7 @@ class Data:
     dataset: SampleDataset
     sampler: PositionSampler
 
-    def steps(self, stage: SftStage | RlStage, rows_per_step: int) -> int:
+    def steps(self, stage: SftStage | RewardModelStage | RlStage, rows_per_step: int) -> int:
         """The stage's number of steps: as it says, or as many as its epochs take."""
         if stage.steps is not None:
             return stage.steps

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
 
-from posttune.facade import RewardManager, Rewards
+from posttune.facade import RewardManager, Rewards, RewardStats, Scoring
 from posttune.reward.scoring import scalar
 from posttune.trainer.metrics import Meter
 from posttune.types import Packed, Reward, Sample, Score
@@ -20,6 +20,17 @@ class Judged:
 
     scores: Mapping[str, Sequence[Score]]
     rewards: Sequence[Reward]
+    stats: Mapping[str, RewardStats] = field(default_factory=dict)  # of the scoring, by label
+
+    def joined(self, other: Judged) -> Judged:
+        """Both, one behind the other; they have the same labels."""
+        scores = {label: [*column, *other.scores[label]] for label, column in self.scores.items()}
+        return Judged(scores, [*self.rewards, *other.rewards])
+
+    def only(self, rows: Sequence[int]) -> Judged:
+        """Those of the samples ``rows``."""
+        scores = {label: [column[row] for row in rows] for label, column in self.scores.items()}
+        return Judged(scores, [self.rewards[row] for row in rows])
 
     def values(self, device: torch.device) -> Tensor:
         """Reward of each sample, float64 [S]; NaN where there is none."""
@@ -38,11 +49,19 @@ class Judged:
         }
 
 
-def judge(samples: Sequence[Sample], rewards: Rewards, manager: RewardManager) -> Judged:
-    """Score and combine. An answer that its engine broke off is not the policy's and has no reward."""
-    scores = rewards.score(samples)
+def judge(
+    samples: Sequence[Sample], rewards: Rewards, manager: RewardManager, begun: Scoring | None = None
+) -> Judged:
+    """Score and combine. An answer that its engine broke off is not the policy's and has no reward.
+
+    ``begun`` is what ``rewards.submit(samples)`` returned: it is then only waited for.
+    """
+    if not samples:
+        return Judged({label: [] for label in rewards.labels}, [])
+    scores = rewards.score(samples) if begun is None else begun.result()
     combined = manager.combine(samples, scores)
-    return Judged(scores, [_unless_aborted(*pair) for pair in zip(samples, combined, strict=True)])
+    kept = [_unless_aborted(*pair) for pair in zip(samples, combined, strict=True)]
+    return Judged(scores, kept, dict(rewards.stats))
 
 
 def _unless_aborted(sample: Sample, reward: Reward) -> Reward:
@@ -80,6 +99,17 @@ def note_rewards(meter: Meter, judged: Judged) -> None:
         for name, numbers in score_columns(label, scores).items():
             known = [number for number in numbers if number is not None]
             meter.mean(f"{name}/mean", sum(known), len(known))
+    _note_execution(meter, judged.stats)
+
+
+def _note_execution(meter: Meter, stats: Mapping[str, RewardStats]) -> None:
+    """Time-outs and errors of every reward, and how long its samples took: the slowest rank's seconds."""
+    for label, each in stats.items():
+        meter.sum(f"reward/{label}/timeouts", each.timeouts)
+        meter.sum(f"reward/{label}/errors", each.errors)
+        meter.peak(f"reward/{label}/seconds_p50", each.seconds_p50)
+        meter.peak(f"reward/{label}/seconds_p95", each.seconds_p95)
+        meter.peak(f"reward/{label}/seconds_max", each.seconds_max)
 
 
 def score_columns(label: str, scores: Sequence[Score]) -> dict[str, list[float | None]]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Hashable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,6 +20,22 @@ class Prompts:
     rows: list[Mapping[str, Any]]
     requests: list[Request]
     all_ids: list[str]
+    taken: int = 0  # rows of the stream, over all ranks
+
+    def joined(self, other: Prompts) -> Prompts:
+        """Both, one behind the other."""
+        return Prompts(
+            self.rows + other.rows,
+            self.requests + other.requests,
+            self.all_ids + other.all_ids,
+            self.taken + other.taken,
+        )
+
+    def only(self, ids: Collection[Hashable], all_ids: list[str]) -> Prompts:
+        """Those with the ids; ``all_ids`` are those of all ranks."""
+        kept = [number for number, request in enumerate(self.requests) if request.id in ids]
+        rows = [self.rows[number] for number in kept]
+        return Prompts(rows, [self.requests[number] for number in kept], all_ids, self.taken)
 
 
 @dataclass(frozen=True)
@@ -36,10 +52,11 @@ class PromptStream:
     seed: int
     ranks: Ranks
 
-    def take(self, position: int) -> Prompts:
-        """The prompts from ``position`` on."""
-        ids = [str(position + number) for number in range(self.count)]
-        indices = self.ranks.share(self.sampler.indices(position, self.count))
+    def take(self, position: int, count: int | None = None) -> Prompts:
+        """The prompts from ``position`` on: those of a step, or ``count`` of them."""
+        taken = self.count if count is None else count
+        ids = [str(position + number) for number in range(taken)]
+        indices = self.ranks.share(self.sampler.indices(position, taken))
         rows: list[Mapping[str, Any]] = [self.dataset[index] for index in indices]
         prompts = [row["prompt_ids"] for row in rows]
-        return Prompts(rows, make_requests(self.ranks.share(ids), prompts, seed=self.seed), ids)
+        return Prompts(rows, make_requests(self.ranks.share(ids), prompts, seed=self.seed), ids, taken)

@@ -3,25 +3,33 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Hashable, Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 import torch
 from torch import Tensor
 
 from posttune import _segments as segments
-from posttune.config.models import KLConfig, PackingConfig, RlBatchConfig
+from posttune.config.models import KLConfig, MismatchConfig, PackingConfig
 from posttune.distributed.ranks import Ranks
 from posttune.facade import PolicyLoss
 from posttune.loss.aggregate import aggregate
 from posttune.loss.kl import kl_terms
+from posttune.loss.mismatch import Gap, gap, importance_weights
 from posttune.models.forward import ForwardOut, response_logprobs
-from posttune.rollout.requests import derive_seed
 from posttune.trainer._batch import Micro, RolloutBatch, micro_batches
+from posttune.trainer._passes import Knobs, Passes
 from posttune.trainer.metrics import Meter
 from posttune.trainer.optimizer import Stepper
 from posttune.types import LossBatch, Packed, Totals
 
+CORRECTIONS: dict[str, tuple[Literal["token", "sequence"], Literal["truncate", "mask"]]] = {
+    "truncated_token": ("token", "truncate"),
+    "truncated_sequence": ("sequence", "truncate"),
+    "mask_token": ("token", "mask"),
+    "mask_sequence": ("sequence", "mask"),
+}
 TERMS = ("loss/policy", "loss/entropy", "loss/kl")
 
 
@@ -34,6 +42,7 @@ class Objective:
     temperature: float
     entropy_coef: float
     kl: KLConfig
+    mismatch: MismatchConfig
 
     @property
     def kl_in_loss(self) -> bool:
@@ -46,16 +55,6 @@ class Objective:
         return self.loss.traits.advantage_only and self.entropy_coef == 0 and not self.kl_in_loss
 
 
-@dataclass(frozen=True)
-class Knobs:
-    """What differs from step to step."""
-
-    step: int
-    groups: Sequence[Hashable]  # the step's prompts over all ranks, in order
-    lr: float
-    kl_coef: float
-
-
 @dataclass
 class Updater:
     """Takes the optimiser steps of one RL step."""
@@ -63,51 +62,35 @@ class Updater:
     model: torch.nn.Module
     stepper: Stepper
     objective: Objective
-    passes: RlBatchConfig
+    passes: Passes
     packing: PackingConfig
-    longest: int  # tokens that a response may have
-    seed: int
     ranks: Ranks
 
-    def rows(self, batch: RolloutBatch) -> list[int]:
-        """Sequences that the update must pass through the model."""
+    def rows(self, batch: RolloutBatch, knobs: Knobs) -> list[int]:
+        """Sequences that must be passed through the model; without an update, all, for their metrics."""
         rows = batch.trainable()
-        return batch.with_signal(rows) if self.objective.advantage_only else rows
+        leave_out = knobs.policy_learns and self.objective.advantage_only
+        return batch.with_signal(rows) if leave_out else rows
 
     def first_rows(self, batch: RolloutBatch, knobs: Knobs) -> set[int]:
         """Sequences of the first mini-batch: the policy is still the one that answered.
 
         Their old log-probabilities are the update's own, exactly, so no pass is needed to know them.
         """
-        chosen = next(self._mini_batches(knobs, epoch=0))
+        chosen = next(self.passes.parts(knobs, epoch=0), set()) if knobs.policy_learns else set()
         return {row for row, group in enumerate(batch.packed.group) if group in chosen}
 
     def update(self, batch: RolloutBatch, knobs: Knobs, meter: Meter) -> None:
         """Pass over the batch, as often and in as many parts as is configured."""
         self.model.train()
-        members, rows = batch.trainable(), set(self.rows(batch))
+        members, rows = batch.trainable(), set(self.rows(batch, knobs))
         for epoch in range(self.passes.epochs):
-            for chosen in self._mini_batches(knobs, epoch):
-                part = [row for row in members if batch.packed.group[row] in chosen]
-                totals = self._totals(batch, part)
+            for chosen in self.passes.parts(knobs, epoch):
+                part = self.passes.members(batch, chosen)
+                totals = self.passes.totals(batch, part)
                 self._optimise(batch, [row for row in part if row in rows], totals, knobs, meter)
                 batch.fresh = set()
         meter.mean("update/skipped_fraction", len(members) - len(rows), len(members))
-
-    def _mini_batches(self, knobs: Knobs, epoch: int) -> Iterator[set[Hashable]]:
-        """The prompts in an order that (seed, step, epoch) gives, cut into equal parts."""
-        seed = derive_seed(self.seed, "mini-batches", knobs.step, epoch)
-        order = torch.randperm(len(knobs.groups), generator=torch.Generator().manual_seed(seed)).tolist()
-        count = self.passes.mini_batches
-        for part in range(count):
-            start, end = len(order) * part // count, len(order) * (part + 1) // count
-            yield {knobs.groups[place] for place in order[start:end]}
-
-    def _totals(self, batch: RolloutBatch, members: Sequence[int]) -> Totals:
-        tokens = segments.token_counts(batch.packed)[list(members)].sum()
-        local = torch.tensor([int(tokens), len(members)], dtype=torch.float64)
-        counts = self.ranks.sum(local).tolist()
-        return Totals(tokens=int(counts[0]), sequences=int(counts[1]), max_length=self.longest)
 
     def _optimise(
         self, batch: RolloutBatch, rows: Sequence[int], totals: Totals, knobs: Knobs, meter: Meter
@@ -174,7 +157,21 @@ class Updater:
         )
         for name, (total, count) in outcome.metrics.items():
             meter.mean(name, total, count)
-        return outcome.loss
+        return self._corrected(outcome.loss, batch, micro, meter)
+
+    def _corrected(self, loss: Tensor, batch: RolloutBatch, micro: Micro, meter: Meter) -> Tensor:
+        """The loss of each token times the weight that makes up for the engine's other probabilities."""
+        mismatch, rollout_logp = self.objective.mismatch, micro.of(batch.rollout_logp)
+        if mismatch.correction == "none" or rollout_logp is None:
+            return loss
+        level, mode = CORRECTIONS[mismatch.correction]
+        packed, cap, floor = micro.inputs.packed, mismatch.cap, mismatch.floor
+        old_logp = batch.old_logp[micro.index]
+        weights = importance_weights(
+            old_logp, rollout_logp, packed, level=level, mode=mode, cap=cap, floor=floor
+        )
+        meter.mean("rollout/correction_mean", weights.double().sum(), packed.mask.sum())
+        return loss * weights
 
     def _note(self, values: Sequence[float], grad_norm: float, meter: Meter) -> None:
         finite = self.stepper.in_a_row == 0
@@ -195,10 +192,11 @@ def note_policy(
     count = packed.mask.sum()
     if entropy is not None:
         meter.mean("entropy", torch.where(packed.mask, entropy.detach(), 0.0).double().sum(), count)
-    if rollout_logp is not None and count:
-        gap = torch.where(packed.mask, (logp - rollout_logp).abs(), 0.0)
-        meter.mean("rollout/logprob_gap_mean", gap.double().sum(), count)
-        meter.peak("rollout/logprob_gap_max", gap.max())
+    found = gap(logp, rollout_logp, packed.mask) if rollout_logp is not None else Gap()
+    if found.tokens:
+        meter.mean("rollout/logprob_gap_mean", found.total, found.tokens)
+        meter.peak("rollout/logprob_gap_max", found.largest)
+        meter.weights("rollout/effective_sample_size", found.weights, found.squares, found.tokens)
 
 
 def note_kl(meter: Meter, packed: Packed, logp: Tensor, ref_logp: Tensor | None, kl: KLConfig) -> None:

@@ -5,31 +5,50 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from posttune.advantage.requirements import unmet
-from posttune.config.models import RlStage, SftStage, ValidationConfig
+from posttune.config.models import RewardModelStage, RlStage, SftStage, ValidationConfig
 from posttune.errors import ConfigError, Problem
 from posttune.facade import build_estimator
 from posttune.nearest import nearest
 from posttune.pipeline import validate_options
 
 
-def check_stage(name: str, stage: SftStage | RlStage, *, world: int = 1) -> None:
+def check_stage(name: str, stage: SftStage | RewardModelStage | RlStage, *, world: int = 1) -> None:
     """Raise ConfigError with everything that is wrong with the stage. Loads its advantage estimator."""
-    problems = [*_both(name, stage)]
-    problems += _sft(name, stage, world) if isinstance(stage, SftStage) else _rl(name, stage, world)
+    problems = [*_count(name, stage)]
+    if not isinstance(stage, RewardModelStage):
+        problems += _validation(name, stage.evaluate)
+        problems += _best(name, stage)
+    problems += _rl(name, stage, world) if isinstance(stage, RlStage) else _batch(name, stage, world)
     if problems:
         raise ConfigError(problems)
 
 
-def _both(name: str, stage: SftStage | RlStage) -> Iterator[Problem]:
+def _count(name: str, stage: SftStage | RewardModelStage | RlStage) -> Iterator[Problem]:
     if (stage.steps is None) == (stage.epochs is None):
         count = "both steps and epochs are" if stage.steps else "neither steps nor epochs is"
         yield Problem(f"stages.{name}.steps", f"{count} given; give exactly one of the two")
-    if stage.evaluate is not None and stage.evaluate.stop is not None:
-        known, metric = validation_metrics(stage.evaluate), stage.evaluate.stop.metric
+
+
+def _validation(name: str, evaluate: ValidationConfig | None) -> Iterator[Problem]:
+    if evaluate is not None and evaluate.stop is not None:
+        known, metric = validation_metrics(evaluate), evaluate.stop.metric
         if metric not in known:
             message = f"no validation gives {metric!r}; it gives {', '.join(known)}"
             path = f"stages.{name}.evaluate.stop.metric"
             yield Problem(path, message, suggestion=nearest(metric, known) or "")
+
+
+def _best(name: str, stage: SftStage | RlStage) -> Iterator[Problem]:
+    metric, path = stage.checkpoint.keep_best, f"stages.{name}.checkpoint.keep_best"
+    if metric is None:
+        return
+    if stage.evaluate is None:
+        yield Problem(path, "the stage has no validation, whose metric it could be: give it evaluate")
+        return
+    known = validation_metrics(stage.evaluate)
+    if metric not in known:
+        message = f"no validation gives {metric!r}; it gives {', '.join(known)}"
+        yield Problem(path, message, suggestion=nearest(metric, known) or "")
 
 
 def validation_metrics(config: ValidationConfig) -> list[str]:
@@ -39,11 +58,10 @@ def validation_metrics(config: ValidationConfig) -> list[str]:
     return [f"val/{name}" for name in names]
 
 
-def _sft(name: str, stage: SftStage, world: int) -> Iterator[Problem]:
+def _batch(name: str, stage: SftStage | RewardModelStage, world: int) -> Iterator[Problem]:
     if stage.batch_size < world:
-        message = (
-            f"{stage.batch_size} sequences cannot be shared by {world} processes; give at least one each"
-        )
+        what = "pairs" if isinstance(stage, RewardModelStage) else "sequences"
+        message = f"{stage.batch_size} {what} cannot be shared by {world} processes; give at least one each"
         yield Problem(f"stages.{name}.batch_size", message)
 
 
@@ -63,11 +81,34 @@ def _rl(name: str, stage: RlStage, world: int) -> Iterator[Problem]:
     if stage.kl.where == "loss" and stage.kl.estimator == "k1":
         message = "k1 in the loss has an expected gradient of 0; use k3, k2 or k1+, or where: reward"
         yield Problem(f"{where}.kl.estimator", message, suggestion="k3")
+    yield from _dropping(where, stage)
     yield from _estimator(where, stage)
+
+
+def _dropping(where: str, stage: RlStage) -> Iterator[Problem]:
+    """What can be said of options that leave out prompts whose rewards are all equal."""
+    asked = [
+        *(["batch.drop_constant_groups"] if stage.batch.drop_constant_groups else []),
+        *(["dynamic_sampling"] if stage.dynamic_sampling is not None else []),
+    ]
+    if stage.rollout.sampling.n < 2:
+        for field in asked:
+            message = "with one sample a prompt every prompt would be dropped; sample at least 2"
+            yield Problem(f"{where}.{field}", message)
+    mismatch = stage.mismatch
+    if mismatch.floor > mismatch.cap:
+        yield Problem(f"{where}.mismatch.floor", f"{mismatch.floor:g} lies above the cap, {mismatch.cap:g}")
 
 
 def _estimator(where: str, stage: RlStage) -> Iterator[Problem]:
     traits = build_estimator(stage.advantage).traits
     options = validate_options("advantage_estimator", stage.advantage)
-    for problem in unmet(traits, options, samples_per_prompt=stage.rollout.sampling.n, critic=False):
+    critic = stage.critic is not None
+    for problem in unmet(traits, options, samples_per_prompt=stage.rollout.sampling.n, critic=critic):
         yield Problem(f"{where}.{problem.path}", problem.message, suggestion=problem.suggestion)
+    if critic and not traits.needs_critic:
+        message = f"the estimator {stage.advantage.name} uses no critic; remove it, or take one such as gae"
+        yield Problem(f"{where}.critic", message)
+    if stage.critic is not None and stage.steps is not None and stage.critic.warmup_steps >= stage.steps:
+        message = f"the critic would warm up in all {stage.steps} steps, and the policy never learn"
+        yield Problem(f"{where}.critic.warmup_steps", message)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -15,7 +16,6 @@ if TYPE_CHECKING:
     from posttune.distributed.ranks import Ranks
     from posttune.facade import Observers
     from posttune.run.interrupt import InterruptFlag
-    from posttune.trainer.validation import Validation
 
 MAX_NONFINITE = 3
 
@@ -28,6 +28,10 @@ class Position:
     base: int = 0  # steps of earlier stages of the run
     consumed: int = 0  # rows of the data stream that are used up, over all ranks and epochs
     stopped: bool = False  # the validation has ended the stage
+    best: Mapping[str, float] = field(
+        default_factory=dict
+    )  # the metric to keep the best by: its highest value
+    best_step: int = 0  # the global step at which it was that high
 
     @property
     def global_step(self) -> int:
@@ -46,6 +50,7 @@ class StepOutput:
     metrics: dict[str, float]
     rows: int  # of the data stream, over all ranks
     samples: pa.Table | None = None  # on rank 0
+    stop: str | None = None  # why the stage should not go on
 
 
 class Work(Protocol):
@@ -61,6 +66,19 @@ class Work(Protocol):
         """What a checkpoint must hold besides model, optimiser and position. JSON."""
 
 
+class Check(Protocol):
+    """What is looked at every so many steps: a validation, or pairs that were held out."""
+
+    def due(self, step: int) -> bool:
+        """Whether it follows step ``step`` (from 1)."""
+
+    def run(self) -> dict[str, float]:
+        """``val/*`` of the present weights."""
+
+    def reached(self, metrics: Mapping[str, float]) -> bool:
+        """Whether the stage may end."""
+
+
 @dataclass
 class Loop:
     """Runs ``work`` from ``position`` to the end of its stage. Leaves a checkpoint."""
@@ -68,13 +86,14 @@ class Loop:
     stage: str
     work: Work
     total_steps: int
-    save: Callable[[Position], Path]
+    save: Callable[[Position], Path | None]
     save_every: int
-    validation: Validation | None
+    validation: Check | None
     observers: Observers
     interrupt: InterruptFlag
     ranks: Ranks
     position: Position  # where the loop is
+    keep_best: str | None = None  # a metric of the validation
 
     @property
     def done(self) -> bool:
@@ -89,8 +108,9 @@ class Loop:
             self.position = self.position.after(output.rows)
             metrics = output.metrics | self._validate()
             self._stop_early(metrics)
+            best = self._note_best(metrics)
             self._report(metrics, output)
-            self._save_and_stop()
+            self._save_and_stop(best, output.stop)
         return metrics
 
     def _validate(self) -> dict[str, float]:
@@ -102,6 +122,17 @@ class Loop:
         if self.validation is not None and self.validation.reached(metrics):
             self.position = replace(self.position, stopped=True)
 
+    def _note_best(self, metrics: Mapping[str, float]) -> bool:
+        """Whether the validation has never been as high."""
+        value = metrics.get(self.keep_best) if self.keep_best else None
+        if self.keep_best is None or value is None:
+            return False
+        if value <= self.position.best.get(self.keep_best, -math.inf):
+            return False
+        best = {self.keep_best: value}
+        self.position = replace(self.position, best=best, best_step=self.position.global_step)
+        return True
+
     def _report(self, metrics: Mapping[str, float], output: StepOutput) -> None:
         if not self.ranks.main:
             return
@@ -110,23 +141,27 @@ class Loop:
         if output.samples is not None:
             self.observers.samples(self.stage, step, output.samples)
 
-    def _save_and_stop(self) -> None:
+    def _save_and_stop(self, best: bool, stop: str | None) -> None:
         """Save where it is due, and raise where the stage cannot or should not go on."""
         step = self.position.step
         interrupted = self.ranks.any(bool(self.interrupt))
         diverged = self.work.nonfinite_in_a_row() >= MAX_NONFINITE
-        due = self.save_every > 0 and step % self.save_every == 0
-        if not (due or self.done or interrupted or diverged):
+        due = best or (self.save_every > 0 and step % self.save_every == 0)
+        if not (due or self.done or interrupted or diverged or stop):
             return
         path = self.save(self.position)
-        if self.ranks.main:
+        if self.ranks.main and path is not None:
             self.observers.checkpoint(path, self.position.global_step)
+        kept = f"in {path}" if path is not None else "in memory alone"
         if diverged:
             raise RunError(
                 f"the loss or its gradient was not finite in {MAX_NONFINITE} steps in a row",
                 who=f"stage {self.stage!r}, step {step}",
-                fix=f"lower the learning rate or the clipping; the last finite weights are in {path}",
+                fix=f"lower the learning rate or the clipping; the last finite weights are {kept}",
             )
+        if stop:
+            fix = f"look into its samples and metrics; on_alarm: warn goes on. The weights are {kept}"
+            raise RunError(stop, who=f"stage {self.stage!r}, step {step}", fix=fix)
         if interrupted:
             raise Interrupted(
                 f"stopped after step {step} of {self.total_steps}; checkpoint: {path}",

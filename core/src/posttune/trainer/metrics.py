@@ -28,6 +28,7 @@ class Meter:
         self._spreads: dict[str, list[float]] = {}
         self._sums: dict[str, list[Number]] = {}
         self._peaks: dict[str, list[Number]] = {}
+        self._weights: dict[str, list[tuple[float, float, float]]] = {}
         self._times: dict[str, float] = {}
 
     def mean(self, name: str, total: Number, count: Number = 1) -> None:
@@ -37,6 +38,10 @@ class Meter:
     def spread(self, name: str, values: Iterable[float]) -> None:
         """Add values whose mean and standard deviation (population) appear as ``name/mean``, ``name/std``."""
         self._spreads.setdefault(name, []).extend(values)
+
+    def weights(self, name: str, total: float, squares: float, count: float) -> None:
+        """Add importance weights w, whose effective share of samples appears: (sum w)^2 / (n sum w^2)."""
+        self._weights.setdefault(name, []).append((total, squares, count))
 
     def sum(self, name: str, value: Number) -> None:
         """Add to a sum over everything and all ranks."""
@@ -63,6 +68,10 @@ class Meter:
         return Local(
             means={name: _pair(pairs) for name, pairs in self._means.items()},
             spreads={name: _moments(values) for name, values in self._spreads.items()},
+            weights={
+                name: [math.fsum(part) for part in zip(*found, strict=True)]
+                for name, found in self._weights.items()
+            },
             sums={name: [sum(map(float, values))] for name, values in self._sums.items()},
             peaks={name: max(map(float, values)) for name, values in self._peaks.items()} | self._times,
         )
@@ -74,6 +83,7 @@ class Local:
 
     means: dict[str, list[float]]  # sum, count
     spreads: dict[str, list[float]]  # sum, sum of squares, count
+    weights: dict[str, list[float]]  # sum, sum of squares, count
     sums: dict[str, list[float]]
     peaks: dict[str, float]
 
@@ -85,6 +95,8 @@ def combine(parts: Sequence[Local]) -> dict[str, float]:
         result |= {name: total / count} if count else {}
     for name, (total, squares, count) in _added(part.spreads for part in parts).items():
         result |= _mean_and_std(name, total, squares, count) if count else {}
+    for name, (total, squares, count) in _added(part.weights for part in parts).items():
+        result |= {name: total * total / (count * squares)} if squares else {}
     result |= {name: total for name, (total,) in _added(part.sums for part in parts).items()}
     for part in parts:
         for name, value in part.peaks.items():

@@ -7,6 +7,8 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 
 from posttune.config.models import RlStage
+from posttune.data.tokenize import tokenizer_fingerprint
+from posttune.errors import UserError
 from posttune.facade import (
     Estimator,
     PolicyLoss,
@@ -23,7 +25,18 @@ from posttune.loss.controllers import AdaptiveKL, FixedKL
 from posttune.models.load import LoadedModel, load_reference
 from posttune.rollout.requests import make_sampling
 from posttune.run.stages import StageContext, StageResult
-from posttune.trainer._inputs import Data, check_model_length, load_data, load_stage_model, longest_prompt
+from posttune.trainer._alarms import Alarms, rules_of
+from posttune.trainer._collect import Collector
+from posttune.trainer._critic import PART, Critic
+from posttune.trainer._inputs import (
+    Data,
+    check_model_length,
+    load_data,
+    load_stage_critic,
+    load_stage_model,
+    longest_prompt,
+)
+from posttune.trainer._passes import Passes
 from posttune.trainer._prompts import PromptStream
 from posttune.trainer._update import Objective, Updater
 from posttune.trainer.checks import check_stage
@@ -31,7 +44,7 @@ from posttune.trainer.optimizer import Stepper, make_optimizer
 from posttune.trainer.rl_step import RlWork
 from posttune.trainer.stage import Setup, train
 from posttune.trainer.validation import longest_answered, make_validation, rollout_context
-from posttune.types import Sampling
+from posttune.types import BackendInfo, Sampling
 
 log = logging.getLogger("posttune.trainer")
 
@@ -54,72 +67,106 @@ class Plugins:
     loss: PolicyLoss
 
     @classmethod
-    def of(cls, stage: RlStage) -> Plugins:
-        """Compose them. Raises what ``posttune.facade`` raises."""
+    def of(cls, stage: RlStage, rewards: Rewards | None = None) -> Plugins:
+        """Compose them; a script may have made ``rewards``. Raises what ``posttune.facade`` raises."""
         return cls(
             engine=build_rollout(stage.rollout),
-            rewards=build_rewards(stage.rewards),
+            rewards=rewards or build_rewards(stage.rewards),
             manager=build_manager(stage.reward_manager),
             estimator=build_estimator(stage.advantage),
             loss=build_loss(stage.loss),
         )
 
 
-def prepare(stage: RlStage, context: StageContext, stack: ExitStack) -> Setup:
+def prepare(stage: RlStage, context: StageContext, stack: ExitStack, rewards: Rewards | None = None) -> Setup:
     """Compose the plugins, load the model and the data, start the engine. ``stack`` stops it."""
-    plugins = Plugins.of(stage)
+    plugins = Plugins.of(stage, rewards)
     loaded = load_stage_model(stage, context)
     data = load_data(stage.data, loaded, context)
     longest = longest_prompt(data, stage.max_prompt_length) + stage.rollout.sampling.max_new_tokens
     check_model_length(loaded, longest, "rollout.sampling.max_new_tokens")
     longest = max(longest, longest_answered(stage.evaluate, context, loaded))
+    stack.callback(plugins.rewards.close)
     engine = stack.enter_context(plugins.engine)
-    engine.start(rollout_context(stage.rollout, context, loaded, longest))
+    info = engine.start(rollout_context(stage.rollout, context, loaded, longest))
+    check_logprobs(stage, info)
     validation = make_validation(stage.evaluate, context, loaded, stack, engine)
-    optimizer = make_optimizer(loaded.model, stage.optimizer)
-    work = _work(
-        stage, context, plugins, loaded, data, Stepper(optimizer, stage.optimizer.grad_clip, context.ranks)
+    work = _work(stage, context, plugins, loaded, data)
+    return Setup(
+        config=stage,
+        loaded=loaded,
+        optimizer=work.updater.stepper.optimizer,
+        work=work,
+        total_steps=work.total_steps,
+        data_fingerprint=data.dataset.fingerprint,
+        validation=validation,
+        parts={} if work.critic is None else {PART: work.critic.part},
     )
-    return Setup(stage, loaded, optimizer, work, work.total_steps, data.dataset.fingerprint, validation)
 
 
-def _work(
-    stage: RlStage,
-    context: StageContext,
-    plugins: Plugins,
-    loaded: LoadedModel,
-    data: Data,
-    stepper: Stepper,
-) -> RlWork:
-    ranks, asked = context.ranks, stage.rollout.sampling
-    sampling = make_sampling(asked, loaded.eos_ids)
-    warn_of_truncated_sampling(sampling)
-    seed = context.run.seed if asked.seed is None else asked.seed
+def _work(stage: RlStage, context: StageContext, plugins: Plugins, loaded: LoadedModel, data: Data) -> RlWork:
+    ranks, total_steps = context.ranks, data.steps(stage, stage.batch.prompts)
+    passes = Passes.of(stage.batch, stage.rollout.sampling.max_new_tokens, context.run.seed, ranks)
+    stepper = Stepper(make_optimizer(loaded.model, stage.optimizer), stage.optimizer.grad_clip, ranks)
     return RlWork(
         config=stage,
-        total_steps=data.steps(stage, stage.batch.prompts),
+        total_steps=total_steps,
         loaded=loaded,
         reference=load_reference(loaded) if stage.kl.where != "none" else None,
-        engine=plugins.engine,
-        sampling=sampling,
-        prompts=PromptStream(data.dataset, data.sampler, stage.batch.prompts, seed, ranks),
-        rewards=plugins.rewards,
-        manager=plugins.manager,
+        collector=_collector(stage, context, plugins, loaded, data),
         estimator=plugins.estimator,
         updater=Updater(
             model=loaded.model,
             stepper=stepper,
             objective=_objective(stage, plugins.loss),
-            passes=stage.batch,
+            passes=passes,
             packing=stage.packing,
-            longest=sampling.max_new_tokens,
-            seed=context.run.seed,
             ranks=ranks,
         ),
+        critic=_critic(stage, context, loaded, passes, total_steps),
         kl_control=kl_controller(stage),
+        alarms=Alarms(rules_of(stage), speaks=ranks.main),
         ranks=ranks,
         keep_samples=ranks.broadcast_object(context.observers.wants("observer_samples")),
     )
+
+
+def _collector(
+    stage: RlStage, context: StageContext, plugins: Plugins, loaded: LoadedModel, data: Data
+) -> Collector:
+    asked, dynamic = stage.rollout.sampling, stage.dynamic_sampling
+    sampling = make_sampling(asked, loaded.eos_ids)
+    warn_of_truncated_sampling(sampling)
+    seed = context.run.seed if asked.seed is None else asked.seed
+    return Collector(
+        engine=plugins.engine,
+        tokenizer=loaded.tokenizer,
+        sampling=sampling,
+        stream=PromptStream(data.dataset, data.sampler, stage.batch.prompts, seed, context.ranks),
+        rewards=plugins.rewards,
+        manager=plugins.manager,
+        ranks=context.ranks,
+        greedy=plugins.estimator.traits.needs_greedy_baseline,
+        drop=stage.batch.drop_constant_groups or dynamic is not None,
+        refills=0 if dynamic is None else dynamic.max_refills,
+    )
+
+
+def _critic(
+    stage: RlStage, context: StageContext, policy: LoadedModel, passes: Passes, total_steps: int
+) -> Critic | None:
+    """The stage's critic. Raises UserError where it reads other tokens than the policy writes."""
+    config = stage.critic
+    if config is None:
+        return None
+    loaded = load_stage_critic(stage, config, context)
+    if tokenizer_fingerprint(loaded.tokenizer) != tokenizer_fingerprint(policy.tokenizer):
+        fix = "take one with the tokenizer of the policy, or leave critic.model out"
+        raise UserError("its tokenizer is not the policy's", who="critic.model", fix=fix)
+    stepper = Stepper(
+        make_optimizer(loaded.model, config.optimizer), config.optimizer.grad_clip, context.ranks
+    )
+    return Critic(config, loaded, stepper, passes.for_critic(config), stage.packing, total_steps)
 
 
 def _objective(stage: RlStage, loss: PolicyLoss) -> Objective:
@@ -129,6 +176,7 @@ def _objective(stage: RlStage, loss: PolicyLoss) -> Objective:
         temperature=stage.rollout.sampling.temperature,
         entropy_coef=stage.loss.entropy_coef,
         kl=stage.kl,
+        mismatch=stage.mismatch,
     )
 
 
@@ -138,6 +186,17 @@ def kl_controller(stage: RlStage) -> AdaptiveKL | FixedKL:
     if stage.kl.target is None:
         return FixedKL(stage.kl.coef, samples=samples)
     return AdaptiveKL(stage.kl.coef, target=stage.kl.target, horizon=stage.kl.horizon, samples=samples)
+
+
+def check_logprobs(stage: RlStage, info: BackendInfo) -> None:
+    """Raise UserError where the engine tells no log-probabilities, and they are asked for."""
+    mismatch = stage.mismatch
+    if info.logprobs == "none" and (mismatch.correction != "none" or mismatch.alarm is not None):
+        raise UserError(
+            f"the rollout backend {info.name} gives no log-probabilities to compare with",
+            who="mismatch",
+            fix="remove mismatch, or choose a backend that gives them",
+        )
 
 
 def warn_of_truncated_sampling(sampling: Sampling) -> None:

@@ -8,7 +8,7 @@ import random
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -16,15 +16,15 @@ import numpy as np
 import torch
 
 from posttune.checkpoint._export import export_model
+from posttune.checkpoint.parts import Part
 from posttune.checkpoint.sources import LiveModel
-from posttune.config.models import RlStage, SftStage
+from posttune.config.models import RewardModelStage, RlStage, SftStage
 from posttune.errors import Interrupted
 from posttune.models.load import LoadedModel
 from posttune.rollout.requests import derive_seed
 from posttune.run.stages import StageContext, StageResult
-from posttune.trainer.loop import Loop, Position, Work
+from posttune.trainer.loop import Check, Loop, Position, Work
 from posttune.trainer.state import Checkpoints, Stateful
-from posttune.trainer.validation import Validation
 from posttune.types import Outcome, RunInfo
 
 log = logging.getLogger("posttune.trainer")
@@ -41,21 +41,20 @@ class StageWork(Work, Stateful, Protocol):
 class Setup:
     """A stage that is ready to run."""
 
-    config: SftStage | RlStage
+    config: SftStage | RewardModelStage | RlStage
     loaded: LoadedModel
     optimizer: torch.optim.Optimizer
     work: StageWork
     total_steps: int
     data_fingerprint: str
-    validation: Validation | None
+    validation: Check | None
+    parts: Mapping[str, Part] = field(default_factory=dict)  # models beside the main one, by name
 
 
 def train(setup: Setup, context: StageContext) -> StageResult:
     """Run a stage from its last checkpoint, or its beginning, to its end; leaves a Hugging Face folder."""
     started = time.perf_counter()
-    checkpoints = Checkpoints(
-        context, setup.config, setup.loaded, setup.optimizer, setup.work, setup.data_fingerprint
-    )
+    checkpoints = checkpoints_of(setup, context)
     seed_generators(derive_seed(context.run.seed, context.name, context.ranks.rank))
     position = checkpoints.restore()
     setup.work.begin(position)
@@ -70,11 +69,19 @@ def train(setup: Setup, context: StageContext) -> StageResult:
         interrupt=context.interrupt,
         ranks=context.ranks,
         position=position,
+        keep_best=setup.config.checkpoint.keep_best,
     )
-    with _reported(setup, context, loop):
+    with reported(setup, context, loop):
         metrics = loop.run()
         output = _leave_model(setup, context)
     return StageResult(output, _summary(loop.position, metrics), time.perf_counter() - started)
+
+
+def checkpoints_of(setup: Setup, context: StageContext) -> Checkpoints:
+    """What writes and reads the checkpoints of a stage."""
+    return Checkpoints(
+        context, setup.config, setup.loaded, setup.optimizer, setup.work, setup.data_fingerprint, setup.parts
+    )
 
 
 def seed_generators(seed: int) -> None:
@@ -85,7 +92,7 @@ def seed_generators(seed: int) -> None:
 
 
 @contextmanager
-def _reported(setup: Setup, context: StageContext, loop: Loop) -> Iterator[None]:
+def reported(setup: Setup, context: StageContext, loop: Loop) -> Iterator[None]:
     """Tell the observers of the stage's beginning, and of its end however it comes."""
     info = RunInfo(
         folder=context.folder.path,
@@ -125,4 +132,6 @@ def _leave_model(setup: Setup, context: StageContext) -> Path:
 
 def _summary(position: Position, metrics: Mapping[str, float]) -> dict[str, Any]:
     finite = {name: value for name, value in metrics.items() if math.isfinite(value)}
-    return {"steps": position.step, "global_step": position.global_step, **finite}
+    best = {f"best/{name}": value for name, value in position.best.items()}
+    best |= {"best/global_step": position.best_step} if best else {}
+    return {"steps": position.step, "global_step": position.global_step, **finite, **best}

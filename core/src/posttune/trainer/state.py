@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
 import torch
 
 from posttune.checkpoint import store
-from posttune.config.models import RlStage, SftStage
+from posttune.checkpoint.parts import Part
+from posttune.config.models import RewardModelStage, RlStage, SftStage
 from posttune.errors import CheckpointError
 from posttune.models.load import LoadedModel
 from posttune.run.resume import changes, stage_settings
@@ -39,11 +40,12 @@ class Checkpoints:
     """
 
     context: StageContext
-    config: SftStage | RlStage
+    config: SftStage | RewardModelStage | RlStage
     loaded: LoadedModel
     optimizer: torch.optim.Optimizer
     work: Stateful
     data_fingerprint: str
+    parts: Mapping[str, Part] = field(default_factory=dict)  # models beside the main one, by name
 
     @property
     def folder(self) -> Path:
@@ -62,9 +64,11 @@ class Checkpoints:
             config=self.context.run.model_dump(mode="json"),
             ranks=self.context.ranks,
             base=self.loaded.base,
+            parts=self.parts,
         )
         if self.config.checkpoint.keep_last is not None and self.context.ranks.main:
-            store.prune(self.folder, self.config.checkpoint.keep_last)
+            keep = {position.best_step} if position.best else set()
+            store.prune(self.folder, self.config.checkpoint.keep_last, keep)
         return path
 
     def restore(self) -> Position:
@@ -76,7 +80,13 @@ class Checkpoints:
         if state.get("stage") != self.context.name:
             return Position(base=store.step_of(path))
         self._check(path, state)
-        store.load(path, model=self.loaded.model, optimizer=self.optimizer, ranks=self.context.ranks)
+        store.load(
+            path,
+            model=self.loaded.model,
+            optimizer=self.optimizer,
+            ranks=self.context.ranks,
+            parts=self.parts,
+        )
         self.work.load_state(state["work"])
         return Position(**state["position"])
 

@@ -73,13 +73,15 @@ def make_validation(
         engine = stack.enter_context(build_rollout(RolloutConfig()))
         engine.start(rollout_context(RolloutConfig(), context, loaded, longest))
     seed = config.sampling.seed
+    rewards = build_rewards(config.rewards)
+    stack.callback(rewards.close)
     return Validation(
         config=config,
         engine=engine,
         loaded=loaded,
         dataset=data.dataset,
         limit=data.sampler.size,
-        rewards=build_rewards(config.rewards),
+        rewards=rewards,
         sampling=make_sampling(config.sampling, loaded.eos_ids, logprobs=False),
         seed=context.run.seed if seed is None else seed,
         ranks=context.ranks,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Mapping
+from typing import TYPE_CHECKING
 
 from pydantic import Field
 
@@ -11,6 +12,11 @@ from posttune.config.models import Strict
 from posttune.data.records import RowError, converted, other_columns, text_of
 from posttune.hookspecs import hookimpl
 from posttune.types import BadRow, Record, Roles, SourceRow
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+    from posttune.data.columns import Converted
 
 _ANNOTATION = re.compile(r"<<[^<>\n]*>>")
 MARK = "####"
@@ -41,6 +47,19 @@ class GSM8KConverter:
         self, rows: Iterable[SourceRow], columns: Mapping[str, str]
     ) -> Iterator[Record | BadRow]:
         return converted(rows, lambda row: self._record(row, columns))
+
+    def convert_columns(self, texts: Mapping[str, pa.StringArray], columns: Mapping[str, str]) -> Converted:
+        """The same for plain blocks; see `posttune.data.columns`."""
+        import pyarrow.compute as pc
+
+        from posttune.data.columns import Converted, texts_of
+
+        prompts, solutions = texts[columns["prompt"]], texts[columns["response"]]
+        texts_of(prompts)
+        reference = [final_answer(solution) for solution in texts_of(solutions)]
+        if not self.config.annotations:
+            solutions = pc.replace_substring_regex(solutions, _ANNOTATION.pattern, "")
+        return Converted({"prompt": prompts, "response": solutions}, reference)
 
     def _record(self, row: SourceRow, columns: Mapping[str, str]) -> Record:
         solution = text_of(row, "response", columns["response"])

@@ -39,9 +39,10 @@ class MessagesConverter:
     def data_converter_convert(
         self, rows: Iterable[SourceRow], columns: Mapping[str, str]
     ) -> Iterator[Record | BadRow]:
-        return converted(rows, lambda row: self._record(row, columns))
+        return converted(rows, lambda row: self.record(row, columns))
 
-    def _record(self, row: SourceRow, columns: Mapping[str, str]) -> Record:
+    def record(self, row: SourceRow, columns: Mapping[str, str]) -> Record:
+        """The record of a row. Raises `RowError`."""
         messages = parse_messages(value_of(row, "messages", columns["messages"]))
         answered = messages[-1]["role"] == "assistant"
         if not answered and not self.config.allow_prompt_only:

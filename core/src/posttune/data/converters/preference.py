@@ -38,7 +38,11 @@ class PreferenceConverter:
     def data_converter_convert(
         self, rows: Iterable[SourceRow], columns: Mapping[str, str]
     ) -> Iterator[Record | BadRow]:
-        return converted(rows, lambda row: _record(row, columns))
+        return converted(rows, lambda row: self.record(row, columns))
+
+    def record(self, row: SourceRow, columns: Mapping[str, str]) -> Record:
+        """The record of a row. Raises `RowError`."""
+        return _record(row, columns)
 
 
 def _record(row: SourceRow, columns: Mapping[str, str]) -> Record:

@@ -3,11 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
+from typing import TYPE_CHECKING
 
 from posttune.data.conversation import is_conversation, last_text, parse_messages
 from posttune.data.records import converted, lookup, other_columns, reference_of, text_of
 from posttune.hookspecs import hookimpl
 from posttune.types import BadRow, Record, Roles, SourceRow
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+    from posttune.data.columns import Converted
 
 
 class PromptResponseConverter:
@@ -25,6 +31,16 @@ class PromptResponseConverter:
         self, rows: Iterable[SourceRow], columns: Mapping[str, str]
     ) -> Iterator[Record | BadRow]:
         return converted(rows, lambda row: _record(row, columns))
+
+    def convert_columns(self, texts: Mapping[str, pa.StringArray], columns: Mapping[str, str]) -> Converted:
+        """The same for plain blocks; see `posttune.data.columns`."""
+        from posttune.data.columns import Converted, texts_of
+
+        roles = {role: texts[columns[role]] for role in ("prompt", "response") if role in columns}
+        for column in roles.values():
+            texts_of(column)
+        reference = texts[columns["reference"]].to_pylist() if "reference" in columns else None
+        return Converted(roles, reference)
 
 
 def _record(row: SourceRow, columns: Mapping[str, str]) -> Record:

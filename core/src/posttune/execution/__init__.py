@@ -1,0 +1,1 @@
+"""Running rewards: one after another, in threads, or in processes that can be killed."""

@@ -1,0 +1,157 @@
+"""Which attention implementation runs, and torch's own variable-length kernel as one of them.
+
+Packed rows hold several sequences, told apart by ``position_ids`` that restart. sdpa, eager and flex keep
+them apart with a mask over the whole row; the variable-length kernels compute each sequence alone.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import logging
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+from transformers import AttentionInterface, AttentionMaskInterface
+from transformers.integrations.sdpa_attention import sdpa_attention_forward
+from transformers.masking_utils import sdpa_mask
+
+from posttune.errors import ModelError
+
+Attention = Literal["auto", "flash", "sdpa", "eager", "flex"]
+
+VARLEN = "posttune_varlen"
+_HALF = (torch.bfloat16, torch.float16)
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Kernels:
+    """What is installed."""
+
+    flash: bool  # the package flash-attn
+    varlen: bool  # torch.nn.attention.varlen
+
+    @classmethod
+    def here(cls) -> Kernels:
+        """What is installed here; nothing is imported."""
+        return cls(flash=_exists("flash_attn"), varlen=_exists("torch.nn.attention.varlen"))
+
+
+def attention_name(
+    choice: Attention, *, dtype: torch.dtype, device: torch.device, kernels: Kernels | None = None
+) -> str | None:
+    """The implementation's name for transformers; None leaves it to transformers (sdpa, mostly).
+
+    ``auto`` is flash where its package serves, eager in half precision on a CPU (there sdpa's backward
+    pass over short packed rows takes twice as long), else transformers' choice. What cannot run is
+    replaced, and a line in the log says so.
+    """
+    if choice in ("sdpa", "eager"):
+        return choice
+    if choice == "flex":
+        return (
+            _instead(choice, "it has no backward pass on a CPU") if device.type == "cpu" else "flex_attention"
+        )
+    kernels = kernels or Kernels.here()
+    fits = device.type == "cuda" and dtype in _HALF
+    if choice == "auto":
+        if device.type == "cpu":
+            return "eager" if dtype in _HALF else None
+        return "flash_attention_2" if fits and kernels.flash else None
+    if not fits:
+        return _instead(choice, "it needs a GPU and bfloat16 or float16")
+    if kernels.flash:
+        return "flash_attention_2"
+    if kernels.varlen:
+        _log.info("model.attention: flash-attn is not installed, torch's own kernel serves")
+        return register_varlen()
+    return _instead(choice, "neither flash-attn nor torch's own kernel is installed")
+
+
+def register_varlen() -> str:
+    """Make torch's variable-length kernel known to transformers; returns its name there."""
+    AttentionInterface.register(VARLEN, varlen_forward)
+    AttentionMaskInterface.register(VARLEN, varlen_mask)
+    return VARLEN
+
+
+def varlen_mask(*arguments: Any, **options: Any) -> torch.Tensor | None:
+    """No mask where the kernel serves: no padding, no cache, no window. Else sdpa's."""
+    plain = options.get("attention_mask") is None and options.get("local_size") is None
+    if plain and not arguments and options["q_length"] == options["kv_length"]:
+        return None
+    return sdpa_mask(*arguments, **options)
+
+
+def varlen_forward(
+    module: torch.nn.Module,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attention_mask: torch.Tensor | None,
+    dropout: float = 0.0,
+    scaling: float | None = None,
+    **options: Any,
+) -> tuple[torch.Tensor, None]:
+    """Causal attention inside each sequence; [R, heads, T, d] in, [R, T, heads, d] out.
+
+    Raises `ModelError` for an architecture that does not say where sequences begin.
+    """
+    if attention_mask is not None or query.shape[2] != key.shape[2]:
+        out, _ = sdpa_attention_forward(
+            module, query, key, value, attention_mask, dropout=dropout, scaling=scaling, **options
+        )
+        return out, None
+    positions = options.get("position_ids")
+    if positions is None or positions.ndim != 2 or dropout or options.get("softcap") is not None:
+        what = f"{type(module).__name__} cannot use torch's variable-length kernel"
+        raise ModelError(what, who="model.attention: flash", fix="set attention: sdpa")
+    rows, _, length, _ = query.shape
+    layout = sequence_layout(positions.expand(rows, length))
+    q, k, v = (states.transpose(1, 2).flatten(0, 1) for states in (query, key, value))
+    return _kernel(q, k, v, layout, scaling).unflatten(0, (rows, length)), None
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Where the sequences of flattened rows lie: int32 [S + 1], and the longest."""
+
+    bounds: torch.Tensor
+    longest: int
+
+
+def sequence_layout(position_ids: torch.Tensor) -> Layout:
+    """The sequences of packed rows, from positions [R, T] that go up by one inside each."""
+    starts = torch.ones_like(position_ids, dtype=torch.bool)
+    starts[:, 1:] = position_ids.diff(dim=1) != 1
+    first = starts.flatten().nonzero().flatten()
+    bounds = torch.cat([first, first.new_tensor([position_ids.numel()])]).to(torch.int32)
+    return Layout(bounds, int(bounds.diff().max()))
+
+
+def _kernel(
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, layout: Layout, scale: float | None
+) -> torch.Tensor:
+    from torch.nn.attention.varlen import varlen_attn
+
+    grouped = query.shape[1] != key.shape[1]
+    if grouped:
+        repeats = query.shape[1] // key.shape[1]
+        key, value = (states.repeat_interleave(repeats, dim=1) for states in (key, value))
+    bounds, longest = layout.bounds, layout.longest
+    out = varlen_attn(query, key, value, bounds, bounds, longest, longest, scale=scale, window_size=(-1, 0))
+    assert isinstance(out, torch.Tensor)  # no second output was asked for
+    return out
+
+
+def _instead(choice: str, why: str) -> str:
+    _log.warning("model.attention: sdpa instead of %s: %s", choice, why)
+    return "sdpa"
+
+
+def _exists(module: str) -> bool:
+    try:
+        return importlib.util.find_spec(module) is not None
+    except ModuleNotFoundError:
+        return False
