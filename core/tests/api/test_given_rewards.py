@@ -67,7 +67,6 @@ def totals(given: GivenRewards) -> list[float | None]:
         ({"short": (length, -1.0), "right": Exact()}, ("short", "right"), [-2.0, -3.0, -6.0]),
     ],
     ids=range(11),
-    ids=str,
 )
 def test_what_may_be_given(reward: Any, labels: tuple[str, ...], expected: list[float]) -> None:
     given = given_rewards(reward, {})

@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 from posttune.data.blocks import BLOCK_BYTES, ValueBlock, ValueBlocks
@@ -39,8 +40,10 @@ class JsonLines:
     def blocks(self) -> Iterator[LineBlock]:
         """The lines in blocks; a row's number is its physical line."""
         first = 1
+        plain = _encoding(self.stream.peek()) == "utf-8" and not self.stream.compression
         for data in _line_groups(self.stream):
-            yield LineBlock(str(self.stream.path), first, data)
+            end = self.stream.content.tell() if plain else None
+            yield LineBlock(str(self.stream.path), first, data, None if end is None else end - len(data))
             first += data.count(b"\n")
 
     def progress(self) -> float:
@@ -50,11 +53,21 @@ class JsonLines:
 
 @dataclass(frozen=True)
 class LineBlock:
-    """Whole lines in UTF-8; ``first`` is the number of the first."""
+    """Whole lines in UTF-8; ``first`` is the number of the first.
+
+    ``offset`` is where they lie in the file, if they lie there as they are: another process then reads
+    them itself.
+    """
 
     file: str
     first: int
     data: bytes
+    offset: int | None = None
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        if self.offset is None:
+            return LineBlock, (self.file, self.first, self.data)
+        return _from_file, (self.file, self.first, self.offset, len(self.data))
 
     def rows(self, warnings: Counter[str]) -> Iterator[SourceRow | BadRow]:
         """Every row with its physical line, bad ones among them."""
@@ -83,6 +96,12 @@ class LineBlock:
             what = f"line {number}: one JSON object spreads over several lines"
             fix = "write one object a line, or one JSON array of objects"
             raise DataError(what, who=self.file, fix=fix)
+
+
+def _from_file(file: str, first: int, offset: int, size: int) -> LineBlock:
+    with Path(file).open("rb") as source:
+        source.seek(offset)
+        return LineBlock(file, first, source.read(size), offset)
 
 
 @dataclass

@@ -6,6 +6,8 @@ import html
 import re
 from collections.abc import Iterable
 
+import numpy as np
+
 REPLACED = "replacement_character"
 CONTROL = "control_character"
 MOJIBAKE = "mojibake"
@@ -42,7 +44,7 @@ _SIGNS = tuple(
 )
 _C1 = b"\xc2"  # begins U+0080 to U+00BF
 _C0_LETTERS = [bytes([code]) for code in (*range(9), 0x0B, *range(0x0E, 0x20), 0x7F)]
-_C0 = b"".join(_C0_LETTERS)
+_DEL = b"\x7f"
 _RARE = b"\xef\xc2\xc3<]>_&"
 
 
@@ -70,9 +72,11 @@ class TextCheck:
     def signs_in(self, data: bytes) -> list[bytes]:
         """The same for text in UTF-8."""
         found = [sign for rare, sign in self._signs if rare in data and sign in data]
-        if len(data.translate(None, _C0)) < len(data):
-            found += [letter for letter in _C0_LETTERS if letter in data]
-        return found
+        letters = np.frombuffer(data, np.uint8)
+        low = set(np.unique(letters[letters < 0x20]).tolist())
+        return found + [
+            letter for letter in _C0_LETTERS if letter[0] in low or (letter == _DEL and _DEL in data)
+        ]
 
     def __call__(self, text: str) -> set[str]:
         """Codes of what was found."""
