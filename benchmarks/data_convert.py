@@ -67,7 +67,7 @@ def with_posttune(source: Path, folder: Path, tokenizer: str | None) -> Callable
 
 def with_datasets(source: Path, folder: Path, tokenizer: str | None) -> Callable[[], int]:
     """The same with `datasets`."""
-    import datasets  # type: ignore[import-untyped]
+    import datasets
     from transformers import AutoTokenizer
 
     datasets.disable_progress_bars()

@@ -48,7 +48,17 @@ class Run:
 
 def posttune(config: Path, *overrides: str) -> None:
     """Run a configuration; its messages are shown where it fails."""
-    command = [sys.executable, "-m", "posttune", "run", str(config), "--no-plot", "--json", *overrides]
+    command = [
+        sys.executable,
+        "-m",
+        "posttune",
+        "run",
+        str(config),
+        "--no-plot",
+        "--json",
+        "--resume",
+        *overrides,
+    ]
     done = subprocess.run(
         command,
         cwd=ROOT,
@@ -141,7 +151,9 @@ def main() -> None:
     parser.add_argument("--algorithms", nargs="+", default=list(ALGORITHMS))
     parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2])
     parser.add_argument("--steps", type=int, default=80)
-    parser.add_argument("--folder", type=Path, default=ROOT / "runs/learning", help="what is there is kept")
+    parser.add_argument(
+        "--folder", type=Path, default=ROOT / "runs/learning", help="what is done there is kept"
+    )
     parser.add_argument("--plot", type=Path, help="a PNG; needs requirements-bench.txt")
     parser.add_argument("--jobs", type=int, default=1, help="runs at a time")
     parser.add_argument("--sft", nargs="*", default=[], metavar="OVERRIDE", help="such as sft.steps=50")

@@ -23,7 +23,7 @@ from posttune.models import hf_model
 
 def same_weights(one: dict[str, Any], other: dict[str, Any]) -> bool:
     """Whether they are equal to the last bit."""
-    return one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)
+    return one.keys() == other.keys() and all(torch.equal(one[name].cpu(), other[name].cpu()) for name in one)
 
 
 # --- passes and metrics ---------------------------------------------------------------------

@@ -20,7 +20,7 @@ from posttune.models.tokenizer import _byte_letters, byte_tokenizer
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 HEADS, SIZE, LAYERS, INNER = 2, 64, 1, 96
-TOKENS = ["<|pad|>", "<|end|>", "<|eot|>", *_byte_letters(), "12"]
+TOKENS = ["<|pad|>", "<|end|>", "<|eot|>", *_byte_letters(), "12", "34"]
 
 
 gguf = pytest.importorskip("gguf", reason="the extra posttune[gguf] is not installed")
@@ -45,7 +45,7 @@ def write_gguf(path: Path, *, pre: str = "smollm", architecture: str = "llama") 
     writer.add_tokenizer_pre(pre)
     writer.add_token_list(TOKENS)
     writer.add_token_types([3, 3, 3, *[1] * (len(TOKENS) - 3)])
-    writer.add_token_merges(["1 2"])
+    writer.add_token_merges(["1 2", "3 4"])
     writer.add_bos_token_id(1)
     writer.add_eos_token_id(1)
     writer.add_eot_token_id(2)

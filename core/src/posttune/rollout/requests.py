@@ -79,6 +79,8 @@ def make_samples(
 def response_texts(completions: Sequence[Completion], tokenizer: PreTrainedTokenizerBase) -> list[str]:
     """The completions as text, without special tokens; a stop string that ended one is part of it."""
     ids = [list(completion.token_ids) for completion in completions]
+    if not ids:  # transformers before 5.20 decodes an empty batch as one empty text
+        return []
     return list(tokenizer.batch_decode(ids, skip_special_tokens=True))
 
 
