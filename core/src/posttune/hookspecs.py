@@ -2,7 +2,7 @@
 
 A plugin is a class: a ``Config`` (pydantic, ``extra="forbid"``), an ``__init__(config)`` that does
 no work, and methods marked ``@hookimpl``. Hooks are called with keywords; an implementation may
-take the subset of the arguments that it needs.
+take the subset of the arguments that it needs. The bodies raise because a specification is never called.
 """
 
 from __future__ import annotations

@@ -17,7 +17,7 @@ from posttune.facade import build_rewards
 from posttune.types import Sample
 from rewards_for_tests import made, samples, write
 
-SEEDS = Path("/work/shared/seeds")
+SEEDS = Path(__file__).parents[3] / "tests/data/seeds"
 
 
 def alive(pid: int) -> bool:

@@ -66,8 +66,10 @@ def command(
     """
     from posttune.config.models import DataConfig, ModelConfig, RolloutConfig, SamplingConfig
     from posttune.distributed.ranks import Ranks
-    from posttune.evaluate.stage import Job, run_job, write_evaluation
+    from posttune.evaluate.stage import Job, check_output, run_job, write_evaluation
 
+    if output is not None:
+        check_output(output)
     sampling = SamplingConfig(n=n, max_new_tokens=max_new_tokens, temperature=temperature, seed=seed)
     job = Job(
         model=ModelConfig(path=str(model), dtype=dtype),

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from posttune.config.models import DataConfig, EvaluateStage, ModelConfig, PluginRef, RolloutConfig
 from posttune.data.dataset import SampleDataset
-from posttune.errors import Interrupted, ModelError
+from posttune.errors import Interrupted, ModelError, UserError
 from posttune.evaluate.evaluate import evaluate
 from posttune.evaluate.report import Evaluation
 from posttune.facade import RolloutEngine, build_rewards, build_rollout
@@ -21,6 +21,8 @@ from posttune.models.load import LoadedModel, load_model
 from posttune.rollout.requests import make_sampling
 from posttune.run.stages import StageContext, StageResult
 from posttune.types import Outcome, Resources, RolloutContext, RunInfo
+
+FILES = ("evaluation.json", "samples.parquet")
 
 
 @dataclass(frozen=True)
@@ -110,10 +112,23 @@ def check_length(loaded: LoadedModel, longest: int) -> None:
         )
 
 
+def check_output(folder: Path) -> None:
+    """Refuse a place that holds anything else than an earlier evaluation, which is replaced."""
+    if not folder.exists():
+        return
+    who, fix = f"{folder}", "name a new folder, or one that holds an earlier evaluation alone"
+    if not folder.is_dir():
+        raise UserError("is a file, and the evaluation is a folder", who=who, fix=fix)
+    others = sorted(path.name for path in folder.iterdir() if path.name not in FILES)
+    if others:
+        raise UserError(f"holds something else than an evaluation: {others[0]}", who=who, fix=fix)
+
+
 def write_evaluation(result: Evaluation, folder: Path) -> None:
     """Leave ``evaluation.json`` and ``samples.parquet``; what an earlier evaluation left there goes."""
     import pyarrow.parquet as pq
 
+    check_output(folder)
     buffer = BytesIO()
     pq.write_table(result.table(), buffer, compression="zstd")
     with atomic_dir(folder, replace=True) as temporary:
