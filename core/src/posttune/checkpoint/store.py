@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import logging
 import os
 import re
 import shutil
@@ -47,6 +48,8 @@ from posttune.errors import CheckpointError
 from posttune.files import atomic_dir
 from posttune.models.lora import describe, inner_model
 from posttune.models.tokenizer import save_tokenizer
+
+log = logging.getLogger("posttune.checkpoint")
 
 FORMAT = 1
 MARKER = "COMPLETE"
@@ -209,8 +212,16 @@ def what_is_missing(path: Path) -> str | None:
 
 
 def latest(folder: Path) -> Path | None:
-    """The whole checkpoint with the highest step in ``folder``; None where there is none."""
-    return next((path for path in _newest_first(folder) if what_is_missing(path) is None), None)
+    """The whole checkpoint with the highest step in ``folder``; None where there is none.
+
+    A newer one that is not whole is passed over, and said to be.
+    """
+    for path in _newest_first(folder):
+        fault = what_is_missing(path)
+        if fault is None:
+            return path
+        log.warning("%s is passed over: %s", path, fault)
+    return None
 
 
 def _newest_first(folder: Path) -> list[Path]:
