@@ -46,8 +46,9 @@ quickstart: $(STAMP)  ## SFT, GRPO, evaluation and export of a small model; repl
 test: check  ## Lint, types, limits and every test that needs no accelerator.
 	OMP_NUM_THREADS=1 $(PYTEST) -q -n 2 --dist loadfile -m "not gpu" $(ARGS)
 
-test-fast: $(STAMP)  ## Tests of under five seconds.
-	OMP_NUM_THREADS=1 $(PYTEST) -q -n 2 --dist loadfile -m "not gpu and not slow and not install" $(ARGS)
+test-fast: $(STAMP)  ## Tests of under five seconds, without the blocks of the documents and the long round trips.
+	OMP_NUM_THREADS=1 $(PYTEST) -q -n 2 --dist loadfile -m "not gpu and not slow and not install" \
+	  --ignore=tests/test_readme.py --ignore=core/tests/data/test_round_trip.py $(ARGS)
 
 check: lint types limits  ## Lint, format, types and size limits.
 

@@ -7,7 +7,7 @@ from fractions import Fraction
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from posttune_sympy import MathRewardFunction
-from posttune_sympy.approximate import approximate
+from posttune_sympy.approximate import Unknown, approximate
 from posttune_sympy.exact import PRIME, fingerprint, prime_root, rational
 from posttune_sympy.grammar import parse
 from posttune_sympy.nodes import Node, Undefined, from_json, to_json
@@ -22,7 +22,7 @@ PIECES = [
 hostile = st.one_of(st.text(max_size=60), st.lists(st.sampled_from(PIECES), max_size=25).map("".join))
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=400, deadline=None, derandomize=True)
 @given(hostile, hostile)
 def test_any_two_texts_have_a_score(reference: str, response: str) -> None:
     assert reward.compute_reward(prompt="", response=response, reference=reference) in (0.0, 1.0)
@@ -52,7 +52,7 @@ def arithmetic(draw: st.DrawFn, depth: int = 3) -> tuple[str, Fraction]:
     return rf"({left}) \cdot ({right})", first * second
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300, deadline=None, derandomize=True)
 @given(arithmetic())
 def test_values_agree_with_fractions(case: tuple[str, Fraction]) -> None:
     text, value = case
@@ -63,8 +63,11 @@ def test_values_agree_with_fractions(case: tuple[str, Fraction]) -> None:
         assert "^{0}" in text  # 0^0
         return
     assert fingerprint(node) == (value.numerator * pow(value.denominator, -1, PRIME) % PRIME, True)
-    near = approximate(node, {})
-    assert abs(near.at - complex(value)) <= near.error + 1e-12
+    try:
+        near = approximate(node, {})
+        assert abs(near.at - complex(value)) <= near.error + 1e-12
+    except Unknown:
+        assert "^" in text  # a power of what rounding cannot tell from 0
     assert from_json(to_json(node)) == node
     assert reward.compute_reward(prompt="", response=rf"\boxed{{{text}}}", reference=str(value)) == 1.0
     assert reward.compute_reward(prompt="", response=rf"\boxed{{{text}}}", reference=str(value + 1)) == 0.0
@@ -81,3 +84,8 @@ def test_square_roots_multiply(a: int, b: int) -> None:
     whole, together = fingerprint(root), fingerprint(parse(rf"\sqrt{{{a * b}}}"))
     if whole[1] and together[1]:
         assert whole == together
+
+
+def test_what_has_no_value_equals_nothing() -> None:
+    for response, reference in [("0_0", "0/0"), ("1", "0/0"), ("0/0", "1"), ("1/0", "2/0")]:
+        assert reward.compute_reward(prompt="", response=rf"\boxed{{{response}}}", reference=reference) == 0.0

@@ -14,7 +14,7 @@ from posttune.types import Needs
 
 from posttune_sympy import extraction, workers
 from posttune_sympy.comparison import Comparison
-from posttune_sympy.nodes import Node, to_json, walk
+from posttune_sympy.nodes import Node, Undefined, to_json, walk
 from posttune_sympy.options import MathOptions
 from posttune_sympy.reading import choice_letter, readable, readings, same_text, without_unit
 
@@ -125,12 +125,17 @@ class _Judge:
         trees = list(readings(answer))
         for wanted in readings(gold):
             for node in trees:
-                if self.comparison.same(wanted, node):
-                    return True
                 bare = without_unit(node)
-                if bare is not None and self.comparison.same(wanted, bare):
+                if self._same_value(wanted, node) or (bare is not None and self._same_value(wanted, bare)):
                     return True
         return False
+
+    def _same_value(self, gold: Node, answer: Node) -> bool:
+        """What has no value, such as 0/0, equals nothing but its own text."""
+        try:
+            return self.comparison.same(gold, answer)
+        except Undefined:
+            return False
 
     def ask(self, operation: str, *nodes: Node) -> bool | None:
         """SymPy's answer; None where it has none, or none in time."""
