@@ -6,16 +6,24 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import nn
+from torch.distributed.tensor import DTensor
 from torch.nn import functional
 
 from posttune.loss.entropy import entropy as entropy_of
+from posttune.models.linear_logprobs import MIB_ELEMENTS, Shape, linear_logprobs
+from posttune.models.logit_shape import find_shape, replaced_forward
 from posttune.models.lora import inner_model
 
 if TYPE_CHECKING:
     from posttune.data.packing import ModelBatch
+
+LOGITS_MIB = 256
+_LIMITS: WeakKeyDictionary[nn.Module, int] = WeakKeyDictionary()
+_SHAPES: WeakKeyDictionary[nn.Module, Shape | None] = WeakKeyDictionary()
 
 
 @dataclass(frozen=True)
@@ -26,31 +34,82 @@ class ForwardOut:
     entropy: torch.Tensor | None  # float32 [N]
 
 
+def limit_logits(model: nn.Module, mib: int) -> None:
+    """Let at most ``mib`` MiB of the model's logits, as float32, exist at a time."""
+    _LIMITS[inner_model(model)] = mib * MIB_ELEMENTS
+
+
 def response_logprobs(
     model: nn.Module, batch: ModelBatch, *, temperature: float, entropy: bool = False
 ) -> ForwardOut:
-    """Log-probabilities of ``batch.targets`` under softmax(logits / temperature), in float32.
+    """Log-probabilities of ``batch.targets`` under softmax(logits / temperature), in float32 or wider.
 
-    The vocabulary projection is computed for the N predicting positions alone. The batch needs no
-    attention mask: transformers keeps packed sequences apart by their restarting positions.
-    Gradients flow unless the caller disables them. Raises ValueError unless temperature > 0.
+    The vocabulary projection is computed for the N predicting positions alone, and piece by piece where
+    its output is larger than `limit_logits` allows. The batch needs no attention mask: transformers keeps
+    packed sequences apart by their restarting positions. Gradients flow unless the caller disables them.
+    Raises ValueError unless temperature > 0.
     """
     if temperature <= 0:
         raise ValueError(f"temperature must be above 0 to have log-probabilities, got {temperature}")
-    logits = _logits_at(model, batch)  # [N, V]
-    scaled = logits.float() / temperature
+    inner = inner_model(model)
+    head = inner.get_output_embeddings()
+    limit = _LIMITS.get(inner, LOGITS_MIB * MIB_ELEMENTS)
+    if isinstance(head, nn.Linear) and len(batch.targets) * head.out_features > limit:
+        shape = _shape_of(model, inner, head, batch)
+        if shape is not None:
+            seen = Shape(temperature, shape.scale, shape.softcap)
+            return _in_pieces(model, head, batch, seen, entropy=entropy, limit=limit)
+    logits = _logits_at(model, head, batch)  # [N, V]
+    scaled = logits.to(torch.promote_types(logits.dtype, torch.float32)) / temperature
     logp = -functional.cross_entropy(scaled, batch.targets, reduction="none")  # [N]
     return ForwardOut(logp=logp, entropy=entropy_of(scaled) if entropy else None)
 
 
-def _logits_at(model: nn.Module, batch: ModelBatch) -> torch.Tensor:
-    head = inner_model(model).get_output_embeddings()
-    inputs = {"input_ids": batch.input_ids, "position_ids": batch.position_ids, "use_cache": False}
+def _shape_of(model: nn.Module, inner: nn.Module, head: nn.Linear, batch: ModelBatch) -> Shape | None:
+    """What the model does to its logits, found out once; None where it is nothing that is known here."""
+    if inner not in _SHAPES:
+        _SHAPES[inner] = find_shape(model, head, _inputs(batch))
+    return _SHAPES[inner]
+
+
+def _in_pieces(
+    model: nn.Module, head: nn.Linear, batch: ModelBatch, shape: Shape, *, entropy: bool, limit: int
+) -> ForwardOut:
+    """The projection and its softmax in the place of the head, while the model runs.
+
+    There the head's weights are whole even when they are sharded between its calls. What the head gives
+    back is a zero that depends on its input, so that the model's own output is part of the graph.
+    """
+    found: list[tuple[torch.Tensor, torch.Tensor | None]] = []
+
+    def forward(hidden: torch.Tensor) -> torch.Tensor:
+        chosen = hidden.flatten(0, 1).index_select(0, batch.predict)  # [N, H]
+        weight, bias = _whole(head.weight), None if head.bias is None else _whole(head.bias)
+        found.append(
+            linear_logprobs(chosen, weight, batch.targets, bias, shape=shape, entropy=entropy, piece=limit)
+        )
+        return chosen[None, :1, :1] * 0  # [1, 1, 1]
+
+    with replaced_forward(head, forward):
+        rest = model(**_inputs(batch)).logits
+    logp, spread = found[0]
+    return ForwardOut(logp + rest.to(logp.dtype).sum(), spread)
+
+
+def _whole(weight: torch.Tensor) -> torch.Tensor:
+    return weight.full_tensor() if isinstance(weight, DTensor) else weight
+
+
+def _inputs(batch: ModelBatch) -> dict[str, Any]:
+    return {"input_ids": batch.input_ids, "position_ids": batch.position_ids, "use_cache": False}
+
+
+def _logits_at(model: nn.Module, head: nn.Module | None, batch: ModelBatch) -> torch.Tensor:
     if head is None:
-        logits: torch.Tensor = model(**inputs).logits  # [R, T, V]
+        logits: torch.Tensor = model(**_inputs(batch)).logits  # [R, T, V]
         return logits.flatten(0, 1).index_select(0, batch.predict)
     with _projecting_only(head, batch.predict):
-        logits = model(**inputs).logits  # [1, N, V]
+        logits = model(**_inputs(batch)).logits  # [1, N, V]
     return logits[0]
 
 
