@@ -148,7 +148,7 @@ def test_plugins_import_public_names_only() -> None:
 
 
 def test_every_package_of_core_has_a_layer() -> None:
-    known = {*TRAINING, "cli", "config", "execution", "facade", "run", "template", "testing"}
+    known = {*TRAINING, "cli", "config", "doctor", "execution", "facade", "run", "template", "testing"}
     packages = {path.parent.name for path in (CORE / "posttune").glob("*/__init__.py")}
     assert packages <= known, "say in this test to which layer the new package belongs"
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import logging
 import os
@@ -12,8 +13,9 @@ from collections.abc import Sequence
 import click
 
 from posttune._version import __version__
+from posttune.cli.failures import failure_of
 from posttune.cli.lazy import LazyCommand, LazyGroup
-from posttune.cli.output import example
+from posttune.cli.output import emit_json, example
 from posttune.errors import PosttuneError, UserError
 
 COMMANDS = {
@@ -26,6 +28,7 @@ COMMANDS = {
     "export": LazyCommand("posttune.cli.export_cmd:command", "Write a Hugging Face folder."),
     "models": LazyCommand("posttune.cli.models_cmd:command", "Import models from other formats."),
     "plugins": LazyCommand("posttune.cli.plugins_cmd:command", "List and show plugins."),
+    "doctor": LazyCommand("posttune.cli.doctor_cmd:command", "Examine the machine and the plugins."),
     "selftest": LazyCommand("posttune.cli.selftest_cmd:command", "Check the algorithms against gold values."),
     "version": LazyCommand("posttune.cli.version:command", "Show versions."),
 }
@@ -45,23 +48,46 @@ def cli() -> None:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run a command line and return its exit code: 0, 1 failure, 2 the user's mistake, 130 interrupted."""
+    """Run a command line and return its exit code: 0, 1 failure, 2 the user's mistake, 130 interrupted.
+
+    Under ``--json`` an error is one JSON document on stdout, beside its message on stderr.
+    """
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="replace")
     _speak_plainly()
+    words = sys.argv[1:] if argv is None else list(argv)
     try:
-        code = cli.main(args=argv, prog_name="posttune", standalone_mode=False)
-    except click.ClickException as error:
-        return _report_click(error)
-    except click.Abort:
-        return _report("interrupted", INTERRUPTED)
-    except PosttuneError as error:
-        return _report(str(error), error.exit_code)
-    except OSError as error:
-        if error.filename is None:
+        code = cli.main(args=words, prog_name="posttune", standalone_mode=False)
+    except (click.ClickException, click.Abort, PosttuneError, OSError) as error:
+        if isinstance(error, OSError) and error.filename is None:
+            _answer(error, words)
             raise
-        return _report(f"{error.filename}: {error.strerror}", _os_exit_code(error))
+        code = _explain(error)
+        _answer(error, words)
+        return code
+    except Exception as error:
+        _answer(error, words)
+        raise
     return code if isinstance(code, int) else 0
+
+
+def _explain(error: click.ClickException | click.Abort | PosttuneError | OSError) -> int:
+    """Say on stderr what happened; the exit code."""
+    if isinstance(error, click.ClickException):
+        return _report_click(error)
+    if isinstance(error, click.Abort):
+        return _report("interrupted", INTERRUPTED)
+    if isinstance(error, PosttuneError):
+        return _report(str(error), error.exit_code)
+    return _report(f"{error.filename}: {error.strerror}", _os_exit_code(error))
+
+
+def _answer(error: Exception, words: Sequence[str]) -> None:
+    """The document of an error, where one was asked for; of several processes the first speaks."""
+    asked = "--json" in words[: words.index("--")] if "--" in words else "--json" in words
+    if asked and os.environ.get("RANK", "0") == "0":
+        with contextlib.suppress(BrokenPipeError):
+            emit_json({"error": failure_of(error)})
 
 
 class _Formatter(logging.Formatter):

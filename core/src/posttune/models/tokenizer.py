@@ -78,7 +78,8 @@ def load_tokenizer(source: str | Path) -> PreTrainedTokenizerBase:
         raise ModelError(
             "the folder holds no tokenizer (no tokenizer.json)",
             who=f"model {folder}",
-            fix='name another folder with the key "tokenizer"',
+            fix="copy the tokenizer's files (tokenizer.json, tokenizer_config.json) into the folder; a "
+            "configuration may name another one: model: {path: ..., tokenizer: ...}",
         )
     try:
         return AutoTokenizer.from_pretrained(folder, local_files_only=True)
