@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, model_validator
 
 Positive = Annotated[int, Field(gt=0)]
 NonNegative = Annotated[int, Field(ge=0)]
@@ -19,6 +19,31 @@ class Strict(BaseModel):
     model_config = ConfigDict(
         extra="forbid", strict=True, frozen=True, validate_default=True, allow_inf_nan=False
     )
+
+
+class Told(Strict):
+    """A configuration that can be shown: texts from environment variables stay references in it."""
+
+    _references: dict[tuple[str | int, ...], str] = PrivateAttr(default_factory=dict)
+
+    def told(self) -> dict[str, Any]:
+        """Plain data for files, observers and people; loading it gives an equal configuration."""
+        data = self.model_dump(mode="json")
+        for path, text in self._references.items():
+            holder: Any = data
+            for key in path[:-1]:
+                holder = _inside(holder, key)
+            if _inside(holder, path[-1]) is not None:
+                holder[path[-1]] = text
+        return data
+
+
+def _inside(holder: Any, key: str | int) -> Any:
+    """What is at a key; None where there is no such thing (any more)."""
+    if isinstance(holder, dict):
+        return holder.get(key)
+    fits = isinstance(holder, list) and isinstance(key, int) and key < len(holder)
+    return holder[key] if fits else None
 
 
 class PluginRef(Strict):

@@ -40,6 +40,7 @@ class Document:
     data: dict[str, Any]
     file: str = ""
     places: dict[Keys, Place] = field(default_factory=dict)
+    quoted: set[Keys] = field(default_factory=set)  # texts that stand in quotes
 
     def place(self, path: Keys) -> Place:
         """Where ``path`` stands, or else the nearest thing around it."""
@@ -63,7 +64,7 @@ def read_document(source: Path | str | Mapping[str, Any]) -> Document:
     """Read a configuration file, or take its data as it stands. Raises ConfigError."""
     if isinstance(source, Mapping):
         return Document(copy.deepcopy(dict(source)))
-    return parse(_read(Path(source)), str(source))
+    return parse(read_text(Path(source)), str(source))
 
 
 def parse(text: str, file: str) -> Document:
@@ -86,7 +87,7 @@ def parse(text: str, file: str) -> Document:
     data = reader.build(root, ())
     if reader.problems:
         raise ConfigError(reader.problems)
-    return Document(data, file, reader.places)
+    return Document(data, file, reader.places, reader.quoted)
 
 
 def parse_value(text: str) -> Any:
@@ -110,6 +111,7 @@ class _Reader:
         self.yaml = YAML(typ="safe", pure=True)
         self.file = file
         self.places: dict[Keys, Place] = {}
+        self.quoted: set[Keys] = set()
         self.problems: list[Problem] = []
         self._open: set[int] = set()
 
@@ -136,6 +138,8 @@ class _Reader:
         return self._refuse(node, path, f"the tag {node.tag!r}; values are text, numbers, lists and mappings")
 
     def _scalar(self, node: ScalarNode, path: Keys) -> Any:
+        if node.style is not None:
+            self.quoted.add(path)
         try:
             return self.yaml.constructor.construct_object(node)
         except (YAMLError, ValueError) as error:
@@ -182,7 +186,8 @@ class _Reader:
         self.problems.append(Problem(dotted(path), message, self.file, node.start_mark.line + 1))
 
 
-def _read(path: Path) -> str:
+def read_text(path: Path) -> str:
+    """The text of a configuration file. Raises ConfigError."""
     file = str(path)
     try:
         raw = path.read_bytes()

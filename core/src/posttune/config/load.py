@@ -16,6 +16,8 @@ from pydantic import ValidationError
 from ruamel.yaml import YAML
 
 from posttune.config.document import Document, dotted, read_document
+from posttune.config.environment import resolve_environment, without_values
+from posttune.config.extends import problem_of_key, read_extended
 from posttune.config.models import RunConfig
 from posttune.config.overrides import apply_overrides
 from posttune.config.places import NamedPlugin, named_plugins
@@ -38,8 +40,8 @@ class LoadedConfig:
         return Path(self.document.file).parent
 
     def plain(self) -> dict[str, Any]:
-        """The resolved configuration, every default filled in, as plain data."""
-        return self.config.model_dump(mode="json")
+        """The resolved configuration, every default filled in, as plain data that may be shown."""
+        return self.config.told()
 
     def to_yaml(self) -> str:
         """The resolved configuration as YAML; loading it gives an equal configuration."""
@@ -59,16 +61,17 @@ def load_config(source: Path | str | Mapping[str, Any], overrides: Sequence[str]
 
 def validate_plugins(loaded: LoadedConfig) -> None:
     """Resolve every named plugin and check its options. Raises ConfigError with every problem."""
-    problems = list(_plugin_problems(loaded.document, loaded.plain()))
+    problems = list(_plugin_problems(loaded.document, loaded.config.model_dump(mode="json")))
     if problems:
-        raise _failure(problems)
+        raise _failure(without_values(problems, loaded.document, loaded.config._references))
 
 
 def check_config(source: Path | str | Mapping[str, Any], overrides: Sequence[str] = ()) -> LoadedConfig:
     """Both steps, all problems together. Raises ConfigError."""
     document, config, problems = _load(source, overrides)
     data = config.model_dump(mode="json") if config else document.data
-    problems += _plugin_problems(document, data)
+    found = list(_plugin_problems(document, data))
+    problems += without_values(found, document, config._references) if config else found
     if config is None or problems:
         raise _failure(problems)
     return LoadedConfig(config, document)
@@ -89,16 +92,19 @@ def dump_yaml(data: Mapping[str, Any]) -> str:
 def _load(
     source: Path | str | Mapping[str, Any], overrides: Sequence[str]
 ) -> tuple[Document, RunConfig | None, list[Problem]]:
-    document = read_document(source)
+    document = read_extended(read_document(source))
     fill_kinds(document)
     problems = apply_overrides(document, overrides)
     fill_kinds(document)
+    resolved = resolve_environment(document)
     config = None
     try:
         config = RunConfig.model_validate(document.data)
+        config._references.update(resolved.references)
     except ValidationError as error:
-        problems += schema_problems(error, document)
-    return document, config, problems + rule_problems(document)
+        problems += problem_of_key(schema_problems(error, document))
+    problems += rule_problems(document)
+    return document, config, resolved.problems + without_values(problems, document, resolved.references)
 
 
 def _failure(problems: Sequence[Problem]) -> ConfigError:

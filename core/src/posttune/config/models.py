@@ -17,6 +17,7 @@ from posttune.config.base import Positive as Positive
 from posttune.config.base import PositiveFloat as PositiveFloat
 from posttune.config.base import RewardRef as RewardRef
 from posttune.config.base import Strict as Strict
+from posttune.config.base import Told as Told
 from posttune.config.rl import AlarmsConfig as AlarmsConfig
 from posttune.config.rl import DynamicSamplingConfig as DynamicSamplingConfig
 from posttune.config.rl import KLConfig as KLConfig
@@ -354,7 +355,7 @@ AnyStage = Annotated[
 ]
 
 
-class RunConfig(Strict):
+class RunConfig(Told):
     """A whole run. ``stages`` runs in order."""
 
     name: str = Field(default="run", description="Name of the run.")

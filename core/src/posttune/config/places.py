@@ -57,13 +57,13 @@ def model_at(path: Keys, data: Any) -> type[BaseModel] | None:
 def models_of(annotation: Any) -> list[type[BaseModel]]:
     """The models among the alternatives of an annotation."""
     return [
-        part for part in _alternatives(annotation) if isinstance(part, type) and issubclass(part, BaseModel)
+        part for part in alternatives(annotation) if isinstance(part, type) and issubclass(part, BaseModel)
     ]
 
 
 def list_item(annotation: Any) -> Any:
     """The annotation of a list's items; None where no alternative is a list."""
-    lists = [part for part in _alternatives(annotation) if typing.get_origin(part) is list]
+    lists = [part for part in alternatives(annotation) if typing.get_origin(part) is list]
     return typing.get_args(lists[0])[0] if lists else None
 
 
@@ -120,7 +120,7 @@ def _child(annotation: Any, key: str | int, value: Any) -> Any:
     if model is not None:
         info = model.model_fields.get(key)
         return info.annotation if info else None
-    mappings = [part for part in _alternatives(annotation) if typing.get_origin(part) is dict]
+    mappings = [part for part in alternatives(annotation) if typing.get_origin(part) is dict]
     return typing.get_args(mappings[0])[1] if mappings else None
 
 
@@ -139,10 +139,10 @@ def _item(value: Any, key: str | int) -> Any:
     return None
 
 
-def _alternatives(annotation: Any) -> list[Any]:
+def alternatives(annotation: Any) -> list[Any]:
     """The parts of a union, without their metadata."""
     if typing.get_origin(annotation) is Annotated:
-        return _alternatives(typing.get_args(annotation)[0])
+        return alternatives(typing.get_args(annotation)[0])
     if typing.get_origin(annotation) in (typing.Union, types.UnionType):
-        return [part for each in typing.get_args(annotation) for part in _alternatives(each)]
+        return [part for each in typing.get_args(annotation) for part in alternatives(each)]
     return [annotation]

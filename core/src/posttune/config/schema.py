@@ -40,6 +40,7 @@ def json_schema() -> JoinedSchema:
                 key = _define(joined, definitions, kind, base[0], catalog)
                 _point(_properties(document, model)[name], base[0].__name__, key)
     _name_stages(document)
+    _let_extend(joined.document)
     return joined
 
 
@@ -126,3 +127,10 @@ def _name_stages(document: dict[str, Any]) -> None:
         for kind, model in models.items()
     }
     stages["additionalProperties"] = explicit
+
+
+def _let_extend(document: dict[str, Any]) -> None:
+    """A file that extends another one need not say everything."""
+    path = {"type": "string", "description": "A configuration that this one changes, relative to this file."}
+    document["properties"]["extends"] = {"anyOf": [path, {"type": "array", "items": path, "minItems": 1}]}
+    document["anyOf"] = [{"required": document.pop("required")}, {"required": ["extends"]}]

@@ -174,7 +174,7 @@ def _reported(context: StageContext) -> Iterator[None]:
             kind="evaluate",
             total_steps=1,
             first_step=0,
-            config=context.run.model_dump(mode="json"),
+            config=context.run.told(),
         )
     )
     outcome = Outcome(context.name, "failed", 0, "ended by an error")

@@ -39,7 +39,7 @@ def make_plan(config: RunConfig, folder: RunFolder, resume: bool) -> list[Step]:
 
 def stage_settings(config: RunConfig, name: str) -> dict[str, Any]:
     """Everything that decides what a stage computes: its configuration and the run's seed."""
-    return {**config.stages[name].model_dump(mode="json"), "seed": config.seed}
+    return {**config.told()["stages"][name], "seed": config.seed}
 
 
 def digest(settings: Mapping[str, Any]) -> str:

@@ -305,8 +305,8 @@ def _take(folder: RunFolder, run: RunConfig, name: str, stack: ExitStack) -> Non
     if folder.read_marker(name) is None or not folder.last_checkpoint_step():
         settings = stage_settings(run, name)
         folder.write_marker(name, StageMarker("running", "rl", digest(settings), settings))
-    atomic_write_text(folder.resolved, dump_yaml(run.model_dump(mode="json")))
-    write_environment(folder.environment, run.model_dump(mode="json"), sys.argv)
+    atomic_write_text(folder.resolved, dump_yaml(run.told()))
+    write_environment(folder.environment, run.told(), sys.argv)
 
 
 def _set_threads(threads: int | None) -> None:

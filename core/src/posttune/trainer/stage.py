@@ -101,7 +101,7 @@ def reported(setup: Setup, context: StageContext, loop: Loop) -> Iterator[None]:
         kind=setup.config.kind,
         total_steps=setup.total_steps,
         first_step=loop.position.step,
-        config=context.run.model_dump(mode="json"),
+        config=context.run.told(),
         first_global_step=loop.position.global_step,
     )
     if context.ranks.main:

@@ -61,7 +61,7 @@ class Checkpoints:
             optimizer=self.optimizer,
             state=self._state(position),
             tokenizer=self.loaded.tokenizer,
-            config=self.context.run.model_dump(mode="json"),
+            config=self.context.run.told(),
             ranks=self.context.ranks,
             base=self.loaded.base,
             parts=self.parts,
