@@ -49,7 +49,7 @@ def atomic_dir(path: Path | str, *, replace: bool = False) -> Iterator[Path]:
     """
     path = Path(path)
     if not replace:
-        _refuse_used(path)
+        refuse_used(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     _remove_abandoned(path)
     temporary = _temporary(path)
@@ -75,7 +75,7 @@ def fsync_dir(path: Path | str) -> None:
 
 def _move_into_place(temporary: Path, path: Path, replace: bool) -> None:
     if not (replace and path.exists()):
-        _refuse_used(path)
+        refuse_used(path)
         temporary.replace(path)
         return
     old = _temporary(path, "old")
@@ -87,7 +87,8 @@ def _move_into_place(temporary: Path, path: Path, replace: bool) -> None:
         old.unlink()
 
 
-def _refuse_used(path: Path) -> None:
+def refuse_used(path: Path) -> None:
+    """Raise UserError where ``path`` holds something; an empty folder is nothing."""
     if path.is_dir() and not any(path.iterdir()):
         return
     if path.exists() or path.is_symlink():

@@ -147,5 +147,5 @@ def test_refusals(tmp_path: Path) -> None:
     with pytest.raises(ModelError, match=r"no config\.json"):
         open_source(tmp_path / "empty")
     (tmp_path / "empty" / "adapter_config.json").write_text("{}")
-    with pytest.raises(ModelError, match="adapter alone"):
+    with pytest.raises(ModelError, match="peft_type None"):
         open_source(tmp_path / "empty")

@@ -10,19 +10,26 @@ from pathlib import Path
 from typing import Any, cast
 
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import save_file
 
-from posttune._version import __version__
+from posttune.checkpoint.card import card
+from posttune.checkpoint.lora_exporter import NAME as ADAPTERS
+from posttune.checkpoint.precheck import check_destination, check_dtype
 from posttune.checkpoint.sources import ModelSource
+from posttune.checkpoint.space import free_bytes, shortage
 from posttune.config.models import PluginRef
-from posttune.errors import ExportError, UserError
+from posttune.errors import ExportError
 from posttune.facade import build_exporter
 from posttune.files import atomic_dir
-from posttune.models.hf_folder import is_classifier
+from posttune.models.hf_folder import TOKEN, is_classifier
 from posttune.types import ExportReport, Verification
 
-DTYPES = ("keep", "float32", "bfloat16", "float16")
 SHARD_BYTES = 5 * 10**9
+_ROWS = tuple(
+    f"{name}.weight"
+    for name in ("embed_tokens", "lm_head", "wte", "embed_in", "embed_out", "word_embeddings")
+)
 
 
 @dataclass(frozen=True)
@@ -57,18 +64,27 @@ def export_model(
     folder that is there gives way, else it is a UserError. Raises `ExportError` where what was read
     back differs, and then leaves nothing.
     """
-    if dtype not in DTYPES:
-        raise UserError(f"unknown dtype {dtype!r}", who="export", fix=f"choose one of {', '.join(DTYPES)}")
+    check_dtype(dtype)
     writer = build_exporter(exporter or PluginRef(name="hf"))
+    check_destination(destination, replace=replace)
+    needed = source.size() * (source.dtype if dtype == "keep" else getattr(torch, dtype)).itemsize
+    adapters = writer.name == ADAPTERS
+    what = "" if adapters else shortage(destination, needed)
+    if what:
+        raise ExportError(what, who=str(destination), fix="make room, or export to another disk")
     try:
         with atomic_dir(destination, replace=replace) as temporary:
             report = writer.export(source, temporary, dtype)
             verification = writer.verify(source, temporary)
             _refuse_difference(destination, verification)
             _make_readable(temporary)
-    except OSError as error:
+    except (OSError, SafetensorError) as error:
+        cause = (error.strerror if isinstance(error, OSError) else None) or str(error)
+        size = (
+            "" if adapters else f" (about {needed:,} bytes are needed, {free_bytes(destination):,} are free)"
+        )
         raise ExportError(
-            f"could not be written: {error}", who=str(destination), fix="see whether the disk is full"
+            f"could not be written: {cause}{size}", who=str(destination), fix="make room, then try again"
         ) from error
     return Exported(destination, report, verification)
 
@@ -95,13 +111,14 @@ def write_model(
 ) -> ExportReport:
     """Write weights, configuration, tokenizer, generation configuration and a model card into ``folder``.
 
-    Adapters are merged, tied weights are written once. Raises `ExportError` where the rows of the
-    embedding are not the configuration's vocabulary.
+    Adapters are merged, tied weights are written once, padding of the vocabulary is left out. Raises
+    `ExportError` where the rows of the embedding are not the configuration's vocabulary.
     """
     torch_dtype = source.dtype if dtype == "keep" else cast(torch.dtype, getattr(torch, dtype))
     name = str(torch_dtype).removeprefix("torch.")
     tensors = (
-        (key, export_tensor(tensor, torch_dtype)) for key, tensor in _checked(source, source.tensors())
+        (key, export_tensor(tensor, torch_dtype))
+        for key, tensor in rows_as_configured(source, source.tensors())
     )
     parameters = _write_shards(tensors, folder, shard_bytes)
     _write_config(source, folder, torch_dtype)
@@ -117,17 +134,23 @@ def export_tensor(tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     return tensor if tensor.untyped_storage().nbytes() == tensor.nbytes else tensor.clone()
 
 
-def _checked(
+def rows_as_configured(
     source: ModelSource, tensors: Iterable[tuple[str, torch.Tensor]]
 ) -> Iterator[tuple[str, torch.Tensor]]:
+    """The tensors with the vocabulary's padding cut off: rows beyond ``vocab_size`` that no token has.
+
+    Raises `ExportError` where rows are missing, or some that have a token would be cut.
+    """
     rows = source.config.get_text_config().vocab_size
     for name, tensor in tensors:
-        if name.endswith(("embed_tokens.weight", "lm_head.weight")) and tensor.shape[0] != rows:
-            raise ExportError(
-                f"{name} has {tensor.shape[0]} rows, the configuration says vocab_size {rows}",
-                who="export",
-                fix="the weights and the configuration are not of one model",
-            )
+        if name.endswith(_ROWS) and tensor.shape[0] != rows:
+            tokens = len(source.tokenizer)
+            if tensor.shape[0] < rows or tokens > rows:
+                what = f"{name} has {tensor.shape[0]} rows, the configuration says vocab_size {rows}"
+                what += f", the tokenizer has {tokens} tokens"
+                fix = "the weights and the configuration are not of one model"
+                raise ExportError(what, who="export", fix=fix)
+            tensor = tensor[:rows]
         yield name, tensor
 
 
@@ -172,22 +195,28 @@ def _write_config(source: ModelSource, folder: Path, dtype: torch.dtype) -> None
 
 
 def _card(source: ModelSource, parameters: int, dtype: str) -> str:
-    family = source.config.model_type
     task, kind, call = "text-generation", "model", '("Hello", max_new_tokens=20)'
+    head = next((str(name) for name in source.config.architectures or ()), "")
+    usage = "from transformers import pipeline\n\n"
     if is_classifier(source.config):
         task, kind, call = "text-classification", "reward model", '("A prompt and its answer")'
-    return f"""---
-library_name: transformers
-pipeline_tag: {task}
----
-
-# {source.name}
-
-Written by posttune {__version__}: a {family} {kind} of {parameters:,} parameters in {dtype}{source.origin}.
-
-```python
-from transformers import pipeline
-
-print(pipeline("{task}", model="path/of/this/folder"){call})
-```
-"""
+    usage += f'print(pipeline("{task}", model="path/of/this/folder"){call})'
+    if head.endswith(TOKEN):
+        task, kind = "token-classification", "critic"
+    if task == "token-classification" or source.part == "critic":
+        kind = "critic"
+        usage = (
+            "from posttune import HFModel\n\n"
+            'critic = HFModel("path/of/this/folder", is_critic=True)  # a value for every token'
+        )
+    return card(
+        name=source.name,
+        family=source.config.model_type,
+        kind=kind,
+        parameters=parameters,
+        dtype=dtype,
+        origin=source.origin,
+        usage=usage,
+        task=task,
+        place=source.place,
+    )

@@ -62,7 +62,7 @@ class Described:
 def tensors_of(parts: Mapping[str, Part]) -> Tensors:
     """The tensors of all parts under the names that a checkpoint gives them."""
     return {
-        _start(name) + key: value for name, part in parts.items() for key, value in part.tensors().items()
+        start_of(name) + key: value for name, part in parts.items() for key, value in part.tensors().items()
     }
 
 
@@ -106,7 +106,7 @@ def prepare_filling(
     stored: training_state.Shapes,
 ) -> Filling:
     """Compare what is stored with what is there. Raises `CheckpointError`; nothing has changed by then."""
-    start = _start(name)
+    start = start_of(name)
     mine = {key.removeprefix(start): shape for key, shape in stored.items() if key.startswith(start)}
     tensors = weights_to_fill(who, described, part.model, mine, types=True)
     state: Tensors = {}
@@ -132,5 +132,6 @@ def check_names(who: str, found: Mapping[str, Any], wanted: Mapping[str, Any]) -
     )
 
 
-def _start(name: str) -> str:
+def start_of(name: str) -> str:
+    """How the names of a part's tensors begin."""
     return f"part/{name}/" if name else ""

@@ -1,5 +1,7 @@
 """Where a model comes from: a Hugging Face folder, a checkpoint, a run, or the trainer's own module.
 
+Folders of PEFT and of verl have modules of their own.
+
 A path is recognised by what it holds, never by its name.
 """
 
@@ -23,6 +25,8 @@ from transformers import (
 from transformers.initialization import no_init_weights
 
 from posttune.checkpoint import store
+from posttune.checkpoint.card import RunPlace, checkpoint_place, model_place
+from posttune.checkpoint.parts import MAIN
 from posttune.errors import ModelError
 from posttune.models.heads import add_head
 from posttune.models.hf_folder import (
@@ -33,8 +37,8 @@ from posttune.models.hf_folder import (
     read_config,
     read_model,
 )
-from posttune.models.lora import apply_lora, from_description, inner_model, merge
-from posttune.models.params import cast_parameters, named_hf_tensors
+from posttune.models.lora import apply_lora, from_description, inner_model, is_lora, merge
+from posttune.models.params import cast_parameters, count_parameters, named_hf_tensors
 from posttune.models.tokenizer import TOKENIZER_FILES, load_tokenizer, save_tokenizer
 
 logger = logging.getLogger(__name__)
@@ -43,8 +47,11 @@ logger = logging.getLogger(__name__)
 class ModelSource(ABC):
     """A model that can be exported or trained further."""
 
-    kind: Literal["hf", "checkpoint", "live"]
+    kind: Literal["hf", "checkpoint", "live", "peft", "verl"]
     path: Path | None  # None for the trainer's own module
+    base: Path | None = None  # the folder whose weights its adapters belong to
+    place: RunPlace | None = None  # where in a run it was trained, if that is known
+    part: str = MAIN  # which of a checkpoint's models it is
 
     @property
     @abstractmethod
@@ -86,6 +93,15 @@ class ModelSource(ABC):
         yield from named_hf_tensors(self.load_model(), exact=True)
 
     @property
+    def lora(self) -> bool:
+        """Whether it is adapters on another model."""
+        return False
+
+    def size(self) -> int:
+        """How many elements its weights have, about; 0 where that is unknown. Reads no weights."""
+        return 0
+
+    @property
     def name(self) -> str:
         """What the model is called."""
         return self.path.name if self.path else "model"
@@ -100,8 +116,8 @@ class ModelSource(ABC):
         """Put the tokenizer's files, chat template and generation configuration into a folder."""
 
 
-class _OnDisk(ModelSource):
-    """What the two kinds of folder have in common: Hugging Face files beside or under the weights."""
+class OnDisk(ModelSource):
+    """What the kinds of folder have in common: Hugging Face files beside or under the weights."""
 
     files: Path  # where config.json and the tokenizer are
     path: Path
@@ -123,16 +139,21 @@ class _OnDisk(ModelSource):
 
     @property
     def tokenizer(self) -> PreTrainedTokenizerBase:
-        return load_tokenizer(self.files)
+        return load_tokenizer(self.tokenizer_dir)
 
     def write_companions(self, folder: Path) -> None:
-        load_tokenizer(self.files)  # refuses what cannot be read
-        for name in (*TOKENIZER_FILES, "generation_config.json"):
-            if (self.files / name).is_file():
-                shutil.copyfile(self.files / name, folder / name)
+        load_tokenizer(self.tokenizer_dir)  # refuses what cannot be read
+        for name in TOKENIZER_FILES:
+            _copy(self.tokenizer_dir / name, folder)
+        _copy(self.files / "generation_config.json", folder)
 
 
-class HFFolder(_OnDisk):
+def _copy(path: Path, folder: Path) -> None:
+    if path.is_file():
+        shutil.copyfile(path, folder / path.name)
+
+
+class HFFolder(OnDisk):
     """A Hugging Face folder."""
 
     kind = "hf"
@@ -140,11 +161,16 @@ class HFFolder(_OnDisk):
     def __init__(self, path: Path) -> None:
         check_folder(path)
         self.path = self.files = path.resolve()
+        self.place = model_place(self.path)
 
     @property
     def dtype(self) -> torch.dtype:
         said = getattr(self.config, "dtype", None)
         return said if isinstance(said, torch.dtype) else torch.float32
+
+    def size(self) -> int:
+        files = [path for path in self.path.iterdir() if path.suffix in (".safetensors", ".bin")]
+        return sum(path.stat().st_size for path in files) // self.dtype.itemsize
 
     def load_model(
         self, *, dtype: torch.dtype | None = None, attention: str | None = None
@@ -152,23 +178,44 @@ class HFFolder(_OnDisk):
         return read_model(self.path, dtype=dtype or "auto", attention=attention)
 
 
-class CheckpointFolder(_OnDisk):
-    """A checkpoint of this program. ``base`` overrides where its adapters' model lies."""
+class CheckpointFolder(OnDisk):
+    """A checkpoint of this program. ``base`` overrides where its adapters' model lies.
+
+    ``part``: a model beside the main one, such as the critic.
+    """
 
     kind = "checkpoint"
 
-    def __init__(self, path: Path, *, base: Path | None = None) -> None:
+    def __init__(self, path: Path, *, base: Path | None = None, part: str | None = None) -> None:
         self.path = path.resolve()
-        self.files = self.path / store.HF
-        self.meta = store.read_meta(self.path)
+        self.part = part or MAIN
+        self.step = store.read_meta(self.path).step
+        self.meta = store.described(self.path, self.part)
+        self.files = store.hf_files(self.path, self.part)
         self.base = self._find_base(base)
+        self.place = checkpoint_place(self.path)
 
     def _find_base(self, given: Path | None) -> Path | None:
-        if given is None or self.meta.base is None:
+        if given is None:
             return store.find_base(self.path, self.meta)
+        if self.meta.base is None:
+            fix = "leave the base out"
+            raise ModelError("holds all weights: it needs no base", who=str(self.path), fix=fix)
         if store.fingerprint(open_source(given).path) != self.meta.base["fingerprint"]:
             logger.warning("the files of %s are not those that %s was trained on", given, self.path)
         return given
+
+    @property
+    def tokenizer_dir(self) -> Path:
+        return self.path / store.HF
+
+    @property
+    def lora(self) -> bool:
+        return self.meta.lora is not None
+
+    def size(self) -> int:
+        own = store.count_weights(self.path, self.part)
+        return own if self.base is None else open_source(self.base).size() + own
 
     @property
     def dtype(self) -> torch.dtype:
@@ -177,12 +224,13 @@ class CheckpointFolder(_OnDisk):
     @property
     def name(self) -> str:
         run = self.path.parent
-        return (run.parent if run.name == "checkpoints" else self.path).name
+        name = (run.parent if run.name == "checkpoints" else self.path).name
+        return f"{name}-{self.part}" if self.part else name
 
     @property
     def origin(self) -> str:
         base = f" of {self.base.name}, merged" if self.base else ""
-        return f", after step {self.meta.step}{' of LoRA' if self.meta.lora else ''}{base}"
+        return f", after step {self.step}{' of LoRA' if self.meta.lora else ''}{base}"
 
     def load_model(
         self, *, dtype: torch.dtype | None = None, attention: str | None = None
@@ -192,7 +240,7 @@ class CheckpointFolder(_OnDisk):
         if self.meta.lora is not None:
             description = from_description(self.meta.lora, who=f"checkpoint {self.path}")
             model = cast(PreTrainedModel, apply_lora(model, description, seed=0))
-        store.load_weights(self.path, model)
+        store.load_weights(self.path, model, self.part)
         model.eval()
         return model
 
@@ -232,8 +280,11 @@ class LiveModel(ModelSource):
         *,
         name: str = "model",
         origin: str = "",
+        base: Path | None = None,
+        place: RunPlace | None = None,
     ) -> None:
         check_ties(inner_model(model), who="model")
+        self.base, self.place = base, place
         self._model = model
         self._tokenizer = tokenizer
         self._name = name
@@ -246,6 +297,13 @@ class LiveModel(ModelSource):
     @property
     def origin(self) -> str:
         return self._origin
+
+    @property
+    def lora(self) -> bool:
+        return is_lora(self._model)
+
+    def size(self) -> int:
+        return count_parameters(inner_model(self._model))
 
     @property
     def config(self) -> PretrainedConfig:
@@ -277,22 +335,46 @@ class LiveModel(ModelSource):
             self.generation_config.save_pretrained(folder)
 
 
-def open_source(path: str | Path, *, base: Path | None = None) -> HFFolder | CheckpointFolder:
-    """Recognise a Hugging Face folder, a checkpoint, or a run folder (its last whole checkpoint).
+def open_source(path: str | Path, *, base: Path | None = None, part: str | None = None) -> OnDisk:
+    """Recognise a folder by what it holds.
 
-    ``base``: the model of a checkpoint's adapters, where it has moved.
+    A Hugging Face folder, a checkpoint, a run folder (its last whole checkpoint), a PEFT folder, or
+    verl's shards. ``base``: the model of adapters, where it has moved or is not named; for verl where
+    the configuration is, if it is missing. ``part``: a model beside the main one, such as ``critic``.
     Raises `ModelError`, and `CheckpointError` for a checkpoint that is not whole.
     """
     path = Path(path)
-    if (path / "config.json").is_file():
+    found = _recognise(path, base, part)
+    if found is None:
+        check_folder(path)
+        raise ModelError("holds no model", who=str(path), fix=f"give {_KNOWN}")
+    if part is not None and not isinstance(found, CheckpointFolder) and found.kind != "verl":
+        what = f"is a {_KINDS[found.kind]}, which has no part {part!r}"
+        raise ModelError(what, who=str(path), fix="leave the part out, or give a checkpoint or a run")
+    if base is not None and isinstance(found, HFFolder):
+        raise ModelError("is a whole model: it needs no base", who=str(path), fix="leave the base out")
+    return found
+
+
+_KINDS = {"hf": "Hugging Face folder", "peft": "PEFT folder"}
+_KNOWN = "a Hugging Face folder, a checkpoint, a run folder, a PEFT folder or verl's shards"
+
+
+def _recognise(path: Path, base: Path | None, part: str | None) -> OnDisk | None:
+    from posttune.checkpoint.peft_folder import PeftFolder, is_peft
+    from posttune.checkpoint.verl import VerlFolder, find_folder
+
+    if is_peft(path):
+        return PeftFolder(path, base=base)
+    if find_folder(path) != path and (path / "config.json").is_file():
         return HFFolder(path)
     if store.is_checkpoint(path):
-        return CheckpointFolder(path, base=base)
+        return CheckpointFolder(path, base=base, part=part)
+    shards = find_folder(path, part)
+    if shards is not None:
+        return VerlFolder(shards, base=base)
     for folder in (path / "checkpoints", path):
         last = store.latest(folder)
         if last is not None:
-            return CheckpointFolder(last, base=base)
-    check_folder(path)
-    raise ModelError(
-        "holds no model", who=str(path), fix="give a Hugging Face folder, a checkpoint or a run folder"
-    )
+            return CheckpointFolder(last, base=base, part=part)
+    return None

@@ -20,7 +20,8 @@ def run_export(stage: ExportStage, context: StageContext) -> StageResult:
 
     began = time.perf_counter()
     destination = Path(stage.to) if stage.to else context.folder.export
-    source = open_source(context.resolve(stage.model))
+    base = None if stage.base is None else context.resolve(stage.base)
+    source = open_source(context.resolve(stage.model), base=base, part=stage.part)
     exported = export_model(
         source, destination, dtype=stage.dtype, exporter=stage.exporter, replace=stage.to is None
     )

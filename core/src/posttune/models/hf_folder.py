@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Literal, cast
@@ -13,6 +13,8 @@ from transformers import (
     AutoConfig,
     AutoModelForCausalLM,
     AutoModelForSequenceClassification,
+    AutoModelForTokenClassification,
+    GenerationConfig,
     PretrainedConfig,
     PreTrainedModel,
 )
@@ -24,6 +26,12 @@ from posttune.models.params import embeddings_tied
 
 _SINGLE = ("model.safetensors", "pytorch_model.bin")
 _LISTS = ("model.safetensors.index.json", "pytorch_model.bin.index.json")
+CAUSAL, SEQUENCE, TOKEN = "ForCausalLM", "ForSequenceClassification", "ForTokenClassification"
+_CLASSES: dict[str, Any] = {
+    CAUSAL: AutoModelForCausalLM,
+    SEQUENCE: AutoModelForSequenceClassification,
+    TOKEN: AutoModelForTokenClassification,
+}
 
 
 def check_folder(path: Path, *, weights: bool = True) -> None:
@@ -88,8 +96,16 @@ def read_config(path: Path) -> PretrainedConfig:
 
 
 def is_classifier(config: PretrainedConfig) -> bool:
-    """Whether the configuration is of a sequence-classification model, as reward models are."""
-    return any(str(name).endswith("ForSequenceClassification") for name in config.architectures or ())
+    """Whether the configuration is of a model with a scalar head, as reward models and critics are.
+
+    Sequence classification, or token classification as verl's critics are.
+    """
+    return _head_of(config) in (SEQUENCE, TOKEN)
+
+
+def _head_of(config: PretrainedConfig) -> str:
+    names = [str(name) for name in config.architectures or ()]
+    return next((head for head in (SEQUENCE, TOKEN) if any(name.endswith(head) for name in names)), CAUSAL)
 
 
 def refuse_classifier(config: PretrainedConfig, *, who: str) -> None:
@@ -103,8 +119,8 @@ def refuse_classifier(config: PretrainedConfig, *, who: str) -> None:
 
 
 def auto_class(config: PretrainedConfig) -> Any:
-    """The class of transformers that makes the model: of a language model, or a sequence classifier."""
-    return AutoModelForSequenceClassification if is_classifier(config) else AutoModelForCausalLM
+    """The class of transformers that makes the model: of a language model, or a classifier."""
+    return _CLASSES[_head_of(config)]
 
 
 def read_model(
@@ -135,10 +151,44 @@ def read_model(
             fix="check the folder's config.json and weights",
         ) from error
     model, info = cast(tuple[PreTrainedModel, dict[str, Any]], loaded)
-    _refuse_incomplete(path, info)
+    _refuse_incomplete(f"model {path}", {**info, "unexpected_keys": ()})
     if is_classifier(config):
         cast(Any, model).generation_config = None  # transformers sets it for models that generate alone
     check_ties(model, who=f"model {path}")
+    return model
+
+
+def model_of(
+    weights: Mapping[str, torch.Tensor],
+    config: PretrainedConfig,
+    *,
+    dtype: torch.dtype,
+    attention: str | None,
+    generation: GenerationConfig | None,
+    who: str,
+) -> PreTrainedModel:
+    """A model with these weights, by Hugging Face names, on the CPU, in eval mode.
+
+    Raises `ModelError` where a weight is missing, misshapen or has no place, and for ties as `read_model`.
+    """
+    try:
+        made = auto_class(config)._model_mapping[type(config)]
+        with without_progress():
+            loaded = made.from_pretrained(
+                None,
+                config=config,
+                state_dict=dict(weights),
+                dtype=dtype,
+                attn_implementation=attention,
+                output_loading_info=True,
+            )
+    except Exception as error:  # transformers raises of every kind here
+        fix = "the weights do not belong to this config.json"
+        raise ModelError(f"cannot be made into a model: {error}", who=who, fix=fix) from error
+    model, info = cast(tuple[PreTrainedModel, dict[str, Any]], loaded)
+    _refuse_incomplete(who, info)
+    check_ties(model, who=who)
+    cast(Any, model).generation_config = None if is_classifier(config) else generation
     return model
 
 
@@ -154,13 +204,17 @@ def without_progress() -> Iterator[None]:
             transformers_logging.enable_progress_bar()
 
 
-def _refuse_incomplete(path: Path, info: dict[str, Any]) -> None:
-    for problem, keys in (("missing", info["missing_keys"]), ("of another shape", info["mismatched_keys"])):
+def _refuse_incomplete(who: str, info: Mapping[str, Any]) -> None:
+    for problem, keys in (
+        ("missing", info["missing_keys"]),
+        ("of another shape", info["mismatched_keys"]),
+        ("of no use to it", info["unexpected_keys"]),
+    ):
         names = sorted(str(key) for key in keys)
         if names:
             raise ModelError(
                 f"{len(names)} weights are {problem}, the first is {names[0]}",
-                who=f"model {path}",
+                who=who,
                 fix="the weights do not belong to this config.json; copy the folder again",
             )
 
