@@ -14,6 +14,7 @@ from torch.distributed.tensor import DTensor
 from torch.nn import functional
 
 from posttune.loss.entropy import entropy as entropy_of
+from posttune.memory.activations import saving
 from posttune.models.linear_logprobs import MIB_ELEMENTS, Shape, linear_logprobs
 from posttune.models.logit_shape import find_shape, replaced_forward
 from posttune.models.lora import inner_model
@@ -55,7 +56,7 @@ def response_logprobs(
     head = inner.get_output_embeddings()
     limit = _LIMITS.get(inner, LOGITS_MIB * MIB_ELEMENTS)
     if isinstance(head, nn.Linear) and len(batch.targets) * head.out_features > limit:
-        shape = _shape_of(model, inner, head, batch)
+        shape = look_at_logits(model)
         if shape is not None:
             seen = Shape(temperature, shape.scale, shape.softcap)
             return _in_pieces(model, head, batch, seen, entropy=entropy, limit=limit)
@@ -65,10 +66,12 @@ def response_logprobs(
     return ForwardOut(logp=logp, entropy=entropy_of(scaled) if entropy else None)
 
 
-def _shape_of(model: nn.Module, inner: nn.Module, head: nn.Linear, batch: ModelBatch) -> Shape | None:
+def look_at_logits(model: nn.Module) -> Shape | None:
     """What the model does to its logits, found out once; None where it is nothing that is known here."""
+    inner = inner_model(model)
     if inner not in _SHAPES:
-        _SHAPES[inner] = find_shape(model, head, _inputs(batch))
+        head = inner.get_output_embeddings()
+        _SHAPES[inner] = find_shape(model, head) if isinstance(head, nn.Linear) else None
     return _SHAPES[inner]
 
 
@@ -90,7 +93,7 @@ def _in_pieces(
         )
         return chosen[None, :1, :1] * 0  # [1, 1, 1]
 
-    with replaced_forward(head, forward):
+    with saving(model), replaced_forward(head, forward):
         rest = model(**_inputs(batch)).logits
     logp, spread = found[0]
     return ForwardOut(logp + rest.to(logp.dtype).sum(), spread)
@@ -106,9 +109,10 @@ def _inputs(batch: ModelBatch) -> dict[str, Any]:
 
 def _logits_at(model: nn.Module, head: nn.Module | None, batch: ModelBatch) -> torch.Tensor:
     if head is None:
-        logits: torch.Tensor = model(**_inputs(batch)).logits  # [R, T, V]
+        with saving(model):
+            logits: torch.Tensor = model(**_inputs(batch)).logits  # [R, T, V]
         return logits.flatten(0, 1).index_select(0, batch.predict)
-    with _projecting_only(head, batch.predict):
+    with saving(model), _projecting_only(head, batch.predict):
         logits = model(**_inputs(batch)).logits  # [1, N, V]
     return logits[0]
 

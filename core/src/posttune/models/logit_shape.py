@@ -8,9 +8,8 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -33,18 +32,20 @@ def replaced_forward(module: nn.Module, forward: Callable[[Tensor], Tensor]) -> 
 
 
 @torch.no_grad()
-def find_shape(model: nn.Module, head: nn.Module, inputs: Mapping[str, Any]) -> Shape | None:
+def find_shape(model: nn.Module, head: nn.Module) -> Shape | None:
     """The scale and the soft cap of the model's logits; None where it does something else to them.
 
-    Passes two tokens of ``inputs`` through the model, in eval mode.
+    Passes two tokens through the model, in eval mode.
     """
-    numbers = torch.tensor(_PROBE, dtype=torch.float64, device=inputs["input_ids"].device)
-    short = {key: value[:1, :2] if isinstance(value, Tensor) else value for key, value in inputs.items()}
+    device = next(model.parameters()).device
+    numbers = torch.tensor(_PROBE, dtype=torch.float64, device=device)
+    ids = torch.zeros(1, 2, dtype=torch.int64, device=device)
+    positions = torch.tensor([[0, 1]], device=device)
     modes = [(module, module.training) for module in model.modules()]
     model.eval()
     try:
         with replaced_forward(head, lambda hidden: numbers.expand(1, hidden.shape[1], -1)):
-            seen = model(**short).logits
+            seen = model(input_ids=ids, position_ids=positions, use_cache=False).logits
     finally:
         for module, training in modes:
             module.training = training

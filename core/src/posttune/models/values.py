@@ -9,6 +9,7 @@ from torch import nn
 from torch.nn import functional
 
 from posttune.errors import ModelError
+from posttune.memory.activations import saving
 from posttune.models.heads import check_scalar
 from posttune.models.lora import inner_model
 
@@ -47,10 +48,10 @@ def hidden_states(
     model: nn.Module, input_ids: torch.Tensor, position_ids: torch.Tensor | None = None
 ) -> torch.Tensor:
     """What the head sees of every token: [R, T, H]. Packed sequences are told apart by their positions."""
-    body = inner_model(model).base_model
-    hidden: torch.Tensor = body(
-        input_ids=input_ids, position_ids=position_ids, use_cache=False
-    ).last_hidden_state
+    inner = inner_model(model)
+    with saving(inner):
+        outputs = inner.base_model(input_ids=input_ids, position_ids=position_ids, use_cache=False)
+    hidden: torch.Tensor = outputs.last_hidden_state
     return hidden
 
 
