@@ -56,8 +56,11 @@ def test_percent() -> None:
 
 
 def test_units() -> None:
-    assert score(r"5\text{ cm}", r"\boxed{5\text{ m}}") == 1.0
-    assert score(r"5\text{ cm}", r"\boxed{5\text{ m}}", units="match") == 0.0
+    assert score(r"5\text{ cm}", r"\boxed{5\text{ kg}}") == 1.0
+    assert score(r"5\text{ cm}", r"\boxed{5\text{ kg}}", units="match") == 0.0
+    for rule in ("ignore", "match"):  # two units of one kind are converted
+        assert score(r"5\text{ cm}", r"\boxed{5\text{ m}}", units=rule) == 0.0
+        assert score(r"5\text{ cm}", r"\boxed{50\text{ mm}}", units=rule) == 1.0
     assert score(r"5\text{ cm}", r"\boxed{5\text{ cm}}", units="match") == 1.0
     assert score("5", r"\boxed{5\text{ cm}}", units="match") == 1.0
 

@@ -125,7 +125,7 @@ def _set(node: Node) -> sympy.Set:
         values = [built(item) for item in items]
         if opening in (r"\{", "{"):
             return sympy.FiniteSet(*values)
-        if len(values) != 2:
+        if len(values) != 2 or values[0] == values[1]:
             raise Unsupported
         return sympy.Interval(*values, left_open=opening == "(", right_open=closing == ")")
     if head == "rel":

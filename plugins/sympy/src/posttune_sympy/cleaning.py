@@ -43,7 +43,19 @@ _CHARACTERS = {
     "⇒": r"\Rightarrow ",
     "→": r"\to ",
     "∠": r"\angle ",
-    "ℝ": "R",
+    "ℝ": r"\mathbb{R}",
+    "ℤ": r"\mathbb{Z}",
+    "ℚ": r"\mathbb{Q}",
+    "ℕ": r"\mathbb{N}",
+    "ℂ": r"\mathbb{C}",
+    "⟨": r"\langle ",
+    "⟩": r"\rangle ",
+    "Ø": r"\emptyset ",
+    "∑": r"\sum ",
+    "∏": r"\prod ",
+    "∫": r"\int ",
+    "¢": r"\text{ cents}",
+    "…": r"\dots ",
     "⌊": r"\lfloor ",
     "⌋": r"\rfloor ",
     "⌈": r"\lceil ",
@@ -67,7 +79,20 @@ _CHARACTERS = {
     "\u200b": "",
     "\ufeff": "",
 }
+_GREEK = {
+    unicodedata.lookup(f"GREEK {size} LETTER {name.upper().replace('LAMBDA', 'LAMDA')}"): rf"\{name} "
+    for size, names in (
+        (
+            "SMALL",
+            "alpha beta gamma delta epsilon zeta eta theta iota kappa lambda mu nu xi rho sigma tau phi",
+        ),
+        ("SMALL", "chi psi omega"),
+        ("CAPITAL", "Gamma Delta Theta Lambda Xi Pi Sigma Phi Psi Omega"),
+    )
+    for name in names.split()
+}
 _TABLE = str.maketrans(_CHARACTERS)
+_GREEK_RUN = re.compile(r"[\u0370-\u03ff]+")
 _DIRECTIONS = dict.fromkeys([*range(0x202A, 0x202F), *range(0x2066, 0x206A), 0x200E, 0x200F])
 _RAISED = re.compile("[⁰¹²³⁴-⁹⁺⁻ⁿ]+")
 _LOWERED = re.compile("[₀-₉]+")
@@ -82,6 +107,26 @@ _SYSTEM = re.compile(
 _TIMES_TEN = re.compile(r"(?<=\d)\s*[xX]\s*(?=10\s*\^)")
 _MARKUP = re.compile(r"\\(?:label|tag)\{[^{}]*\}|\\(?:h|v)space\*?\{[^{}]*\}|\\(?:color|textcolor)\{[^{}]*\}")
 _STOPS = " \t\n\r.,;:。"
+_DOTS = re.compile(r"(?<=[,\s])\.\.\.+(?=[,\s])")
+_PLUS_MINUS = re.compile(r"\+\s*/\s*-")
+_MODULO = re.compile(r"\(\s*(?:\\(?:text|mathrm|b?mod)?\s*\{?\s*)?(?:mod)?\s*\}?\s+(\w{1,20})\s*\)")
+_NOT_EQUAL = re.compile(r"\\not\s*=")
+_INCHES = re.compile(r"(?<=\d)\s*\bin(?=\.?\s*$|\s*\^)")
+_MINUS = re.compile(r"\A\s*(?:minus|negative)\s+(?=[\d.\\])")
+_CELSIUS = re.compile(
+    r"\^\s*\{?\s*\\circ\s*\}?\s*(?:\\[,; ])?\s*(?:[CF]|\\(?:text|mathrm)\s*\{\s*[CF]\s*\})(?=[\s$.]*\Z)"
+)
+_AMPERSAND = re.compile(r"(?<=\s)\\?&(?=\s)")
+_MICRO = re.compile(r"\\mu\s*\\(text|mathrm)\{\s*")
+_HALF_LINE = re.compile(
+    r"(?:\\mathbb\s*\{\s*R\s*\}|\\mathbb\s+R|\bR)\s*(?:\^|_)\s*"
+    r"(?:\{\s*(?P<inside>[+-]|(?:>|<|\\geq?|\\leq?)\s*0)\s*\}|(?P<sign>[+-])(?=\s*$))"
+)
+_HALF_LINES = {"+": r"(0,\infty)", ">0": r"(0,\infty)", "-": r"(-\infty,0)", "<0": r"(-\infty,0)"} | {
+    f"\\{name}0": interval
+    for names, interval in ((("ge", "geq"), r"[0,\infty)"), (("le", "leq"), r"(-\infty,0]"))
+    for name in names
+}
 _SPACES = ("\\,", "\\;", "\\:", "\\!", "\\ ", "\\quad", "\\qquad", "\\\\")
 _ROUNDS = 20  # of peeling; more layers than these are left on
 
@@ -97,6 +142,11 @@ def plain(text: str) -> str:
     """Unicode mathematics as LaTeX; digits of other scripts as ASCII. Text in other scripts stays."""
     if text.isascii():
         return text
+    # A longer run is a word of Greek.
+    text = _GREEK_RUN.sub(
+        lambda match: match[0] if len(match[0]) > 2 else "".join(_GREEK.get(each, each) for each in match[0]),
+        text,
+    )
     text = _RAISED.sub(lambda match: "^{" + match[0].translate(_SCRIPTS) + "}", text)
     text = _LOWERED.sub(lambda match: "_{" + match[0].translate(_SCRIPTS) + "}", text)
     text = _VULGAR.sub(_fraction, text)
@@ -112,11 +162,29 @@ def clean(answer: str) -> str:
     text = _MARKUP.sub("", plain(repaired(answer))).replace("\x00", " ")
     if "\\left" in text:
         text = _SYSTEM.sub(r"\\begin{cases}\2\\end{cases}", text)
-    text = _TIMES_TEN.sub(r"\\times ", text)
+    text = _rewritten(_TIMES_TEN.sub(r"\\times ", text))
     for _ in range(_ROUNDS):
         previous, text = text, _undelimited(_without_end(text.strip(_EDGES)))
         if text == previous:
             break
+    return text
+
+
+def _rewritten(text: str) -> str:
+    """Notations of a few places in those that are read: +/-, R^+, 2 & 3, ..., micrometres."""
+    text = _PLUS_MINUS.sub(r"\\pm ", text)
+    if "mod" in text:
+        text = _MODULO.sub(r"\\pmod{\1}", text)
+    text = _NOT_EQUAL.sub(r"\\ne ", _INCHES.sub(r"\\text{ in}", _MINUS.sub("-", text)))
+    text = _CELSIUS.sub(r"\\text{ degrees}", text).replace(r"\textdollar", r"\$")
+    text = _DOTS.sub(r"\\dots ", text)
+    text = _MICRO.sub(r"\\\1{micro", text)
+    if "&" in text and "\\begin" not in text:
+        text = _AMPERSAND.sub(r"\\text{and}", text)
+    if "R" in text:
+        text = _HALF_LINE.sub(
+            lambda match: _HALF_LINES[(match["inside"] or match["sign"]).replace(" ", "")], text
+        )
     return text
 
 

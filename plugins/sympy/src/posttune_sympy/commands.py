@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from posttune_sympy import literals
 from posttune_sympy.lexing import Token
-from posttune_sympy.nodes import Node, Unreadable, in_radians, number, product, symbol
+from posttune_sympy.nodes import Node, Unreadable, in_radians, number, product, substituted, symbol, walk
 from posttune_sympy.precedence import PERCENT, POWER, PRODUCT
 from posttune_sympy.words import ENVIRONMENTS
 
@@ -41,6 +41,9 @@ def _applied(name: str, values: list[Node], base: Node | None) -> Node:
     if name == "lg":
         name, base = "log", number(10)
     name = "log" if name == "ln" else name
+    if name == "cis":
+        angle = in_radians(values[0])
+        return Node("add", (Node("fn", ("cos", angle)), product(symbol("i"), Node("fn", ("sin", angle)))))
     if name == "exp":
         return Node("pow", (symbol("e"), values[0]))
     if name == "abs":
@@ -114,8 +117,15 @@ def command(parser: Parser, name: str) -> Node:
     if name in ("angle", "triangle"):
         return symbol(name)
     if name == "overline":
-        return operand(parser)
+        return conjugated(operand(parser))
     raise Unreadable(f"the command {name}")
+
+
+def conjugated(node: Node) -> Node:
+    """The conjugate of a sum that holds i; a line over anything else only names it."""
+    if node.head != "add" or symbol("i") not in walk(node):
+        return node
+    return substituted(node, "i", Node("neg", (symbol("i"),)))
 
 
 def _root(parser: Parser) -> Node:
@@ -142,8 +152,10 @@ def _big(parser: Parser, name: str) -> Node:
         return _integral(parser, lower, upper)
     if lower is None or lower.head != "rel" or lower.args[0] != ("=",) or lower.args[1].head != "sym":
         raise Unreadable("a sum without an index")
-    body = parser.expression(PRODUCT)
-    return Node("big", (name, body, lower.args[1].args[0], lower.args[2], upper))
+    index, body = lower.args[1].args[0], parser.expression(PRODUCT)
+    if index == "i":  # no imaginary unit here
+        index, body = "index", substituted(body, "i", symbol("index"))
+    return Node("big", (name, body, index, lower.args[2], upper))
 
 
 def _limit(parser: Parser) -> Node:

@@ -6,16 +6,30 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from posttune_sympy import matrices
+from posttune_sympy.equations import (
+    assigned_value,
+    assigns,
+    compatible,
+    difference,
+    named_side,
+    states,
+    turned,
+)
 from posttune_sympy.exact import rational
-from posttune_sympy.nodes import CONSTANTS, Node, number, symbol, variables, walk
+from posttune_sympy.nodes import Node, number, variables
 from posttune_sympy.options import MathOptions
-from posttune_sympy.sets import FLIPPED, ORDERED, is_set, same_set
+from posttune_sympy.sets import FLIPPED, is_set, same_set
+from posttune_sympy.structures import (
+    COLLECTIONS,
+    MAX_UNORDERED,
+    Items,
+    as_rows,
+    indexed,
+    moduli,
+    named,
+    normal,
+)
 from posttune_sympy.values import Ask, Values
-
-MAX_UNORDERED = 60  # longer lists are compared in order
-
-_COLLECTIONS = frozenset({"seq", "rows", "group"})
-_NAMES = frozenset({"sym", "mul", "inv", "abs", "ratio", "group", "fn", "unit", "add", "neg"})
 
 
 @dataclass
@@ -31,14 +45,20 @@ class Comparison:
 
     def same(self, gold: Node, answer: Node) -> bool:
         """Whether the answer means the same as the reference."""
+        gold, answer = indexed(gold, answer)
         gold, answer = normal(gold), normal(answer)
         if gold == answer:
             return True
+        gold, answer, fits = moduli(gold, answer)
+        if not fits:
+            return False
         heads = {gold.head, answer.head}
         if "rel" in heads or is_set(gold) or is_set(answer):
             return self.related(gold, answer)
-        if heads & _COLLECTIONS:
+        if heads & COLLECTIONS:
             return self.collected(gold, answer)
+        if "date" in heads:
+            return gold.head == answer.head and _same_day(gold, answer)
         if "time" in heads:
             return _clock(gold) is not None and _clock(gold) == _clock(answer)
         if "ratio" in heads:
@@ -54,11 +74,15 @@ class Comparison:
     def related(self, gold: Node, answer: Node) -> bool:
         """Where one side at least is an equation, an inequality or a set."""
         if gold.head == answer.head == "rel":
-            return self.relations(gold, answer)
-        if _assigns(gold):
+            return self.relations(*named(gold, answer))
+        if assigns(gold):
             return states(gold, sums=False) and self.same(assigned_value(gold), answer)
-        if _assigns(answer):
+        if assigns(answer):
             return states(answer) and self.same(gold, assigned_value(answer))
+        if gold.head != "rel" and answer.head == "rel" and answer.args[0] == ("in",):
+            return self.same(gold, answer.args[2])
+        if answer.head != "rel" and gold.head == "rel" and gold.args[0] == ("in",):
+            return self.same(gold.args[2], answer)
         if is_set(gold) or is_set(answer):
             return self.sets(gold, answer)
         return False
@@ -74,10 +98,10 @@ class Comparison:
         return len(variables(gold) | variables(answer)) <= 1 and self.ask("sets", gold, answer) is True
 
     def relations(self, gold: Node, answer: Node) -> bool:
-        if _assigns(gold) and _assigns(answer):
+        if assigns(gold) and assigns(answer):
             return self.equations(gold, answer)
-        if _assigns(gold) != _assigns(answer):
-            plain, set_like = (gold, answer) if _assigns(gold) else (answer, gold)
+        if assigns(gold) != assigns(answer):
+            plain, set_like = (gold, answer) if assigns(gold) else (answer, gold)
             return set_like.args[0] == ("in",) and self.same(assigned_value(plain), set_like.args[2])
         if gold.args[0] == answer.args[0] == ("in",):
             return self.same(gold.args[2], answer.args[2])
@@ -87,13 +111,13 @@ class Comparison:
         """``x = 5`` by name and value, others as equations: both sides count."""
         names = named_side(gold), named_side(answer)
         values = assigned_value(gold), assigned_value(answer)
-        if None not in names and _compatible(*names, values[0]) and self.same(*values):
+        if None not in names and compatible(*names, values[0]) and self.same(*values):
             return True
         if len(gold.args) != 3 or len(answer.args) != 3:
             return False
         if self.in_order(gold.args[1:], answer.args[1:]):
             return True
-        first, second = _difference(gold), _difference(answer)
+        first, second = difference(gold), difference(answer)
         if first is None or second is None or not variables(gold):
             return False
         if self.values.proportional(first, second) is not None:
@@ -105,12 +129,12 @@ class Comparison:
             if variables(gold) != variables(answer):
                 return False
             return self.sets(gold, answer)
-        for candidate in (answer, _turned(answer)):
+        for candidate in (answer, turned(answer)):
             if gold.args[0] == candidate.args[0] and self.in_order(gold.args[1:], candidate.args[1:]):
                 return True
         if len(gold.args) != 3 or len(answer.args) != 3:
             return False
-        first, second = _difference(gold), _difference(answer)
+        first, second = difference(gold), difference(answer)
         ratio = self.values.proportional(first, second) if first and second else None
         if not ratio:
             return False
@@ -121,11 +145,20 @@ class Comparison:
 
     def collected(self, gold: Node, answer: Node) -> bool:
         """Lists, tuples and sets, and a vector or a single value beside one."""
-        left, right = _Items.of(gold), _Items.of(answer)
+        if "matrix" in (gold.head, answer.head):
+            rows = [as_rows(node) for node in (gold, answer)]
+            if rows[0] is not None and rows[1] is not None:
+                return self.matrices(rows[0], rows[1])
+        left, right = Items.of(gold), Items.of(answer)
         if left is None or right is None:
             return False
         if {left.kind, right.kind} == {"set", "tuple"}:
-            return False
+            single, other = (left, answer) if left.kind == "set" else (right, gold)
+            return (
+                len(single.items) == 1
+                and single.items[0].head == "group"
+                and self.same(single.items[0], other)
+            )
         if left.brackets and right.brackets and len(left.items) == 2 and left.brackets != right.brackets:
             return False  # intervals
         if "tuple" in (left.kind, right.kind):
@@ -155,6 +188,8 @@ class Comparison:
                 return False
             if self.in_order(gold.args, answer.args):
                 return True
+            if any(rational(part) == 0 for node in (gold, answer) for part in node.args):
+                return False  # 17:00 is not 10:00
             products = [
                 (_times(gold.args[0], b), _times(answer.args[0], a))
                 for a, b in zip(gold.args[1:], answer.args[1:], strict=True)
@@ -171,142 +206,10 @@ class Comparison:
         return shapes[0] == shapes[1] and all(self.in_order(a, b) for a, b in zip(first, second, strict=True))
 
 
-@dataclass(frozen=True)
-class _Items:
-    items: Sequence[Node]
-    kind: str  # list, set, tuple, or any: plain braces
-    brackets: tuple[str, str] | None = None
-
-    @classmethod
-    def of(cls, node: Node) -> _Items | None:
-        if node.head in ("seq", "rows"):
-            return cls(node.args, "list")
-        if node.head == "matrix":
-            rows = node.args
-            flat = rows[0] if len(rows) == 1 else [row[0] for row in rows if len(row) == 1]
-            return cls(flat, "tuple") if len(rows) in (1, len(flat)) else None
-        if node.head != "group":
-            return cls((node,), "any")
-        opening, closing, *items = node.args
-        if opening in (r"\{", "{"):
-            return cls(items, "set" if opening == r"\{" else "any")
-        return cls(items, "tuple", (opening, closing))
-
-
-def normal(node: Node) -> Node:
-    """One way of writing: signs of plus or minus spread out, lists flat, units around lists gone."""
-    if node.head == "unit" and node.args[0].head in (*_COLLECTIONS, "rel", "ratio", "matrix", "union"):
-        return normal(node.args[0])
-    if node.head == "rows":
-        return Node("seq", tuple(_row(row) for row in node.args))
-    if node.head == "seq":
-        return _flat("seq", node)
-    if node.head == "group" and node.args[0] in (r"\{", "{"):
-        flat = _flat("seq", Node("seq", node.args[2:]))
-        return Node("group", (*node.args[:2], *flat.args))
-    if node.head == "union" and any(part.head == "union" for part in node.args):
-        return _flat("union", node)
-    if any(each.head in ("pm", "mp") for each in walk(node)):
-        return Node("seq", (_signed(node, 1), _signed(node, -1)))
-    return node
-
-
-def _flat(head: str, node: Node) -> Node:
-    parts = [normal(part) for part in node.args]
-    return Node(head, tuple(item for part in parts for item in (part.args if part.head == head else (part,))))
-
-
-def _row(row: Node) -> Node:
-    return Node("group", ("(", ")", *row.args)) if row.head == "seq" else row
-
-
-def _signed(node: Node, sign: int) -> Node:
-    if node.head in ("pm", "mp"):
-        left, right = (_signed(arg, sign) for arg in node.args)
-        plus = (node.head == "pm") == (sign > 0)
-        return Node("add", (left, right if plus else Node("neg", (right,))))
-    return node.replaced(_signed(child, sign) for child in node.children)
-
-
-# --- equations -----------------------------------------------------------------------------------
-
-
-def _assigns(node: Node) -> bool:
-    return node.head == "rel" and set(node.args[0]) <= {"=", "~"}
-
-
-def is_name(node: Node) -> bool:
-    """Whether it only names a quantity: x, f(2), AB, angle ABC, |AB|, (x, y), cos A, x + y, a^2 + b^2."""
-    if node.head == "fn" and len(node.args[0]) <= 2:
-        return True
-    if node.head == "pow":
-        return is_name(node.args[0]) and rational(node.args[1]) is not None
-    if node.head == "mul" and node.args[0].head == "sym" and not any(map(variables, node.args[1:])):
-        return True  # P(3)
-    return node.head in _NAMES and all(is_name(child) for child in node.children) and node not in _NUMBERS
-
-
-_NUMBERS = frozenset(symbol(name) for name in CONSTANTS)
-
-
-def states(node: Node, sums: bool = True) -> bool:
-    """Whether an equation states a value (``x = 5``, ``2 + 3 = 5``), as against ``2 x + y = 5``.
-
-    ``x^2 + y^2 = 5`` does with ``sums``: as an answer; as a reference it may be a circle.
-    """
-    value = assigned_value(node)
-    others = [side for side in node.args[1:] if side is not value]
-    if any(side.head in ("add", "pow") and variables(side) for side in others) and (
-        not sums or rational(value) == 0
-    ):
-        return False
-    return any(is_name(side) or not _free(side) for side in others)
-
-
-def _free(node: Node) -> bool:
-    return bool(variables(node)) and node.head != "big"
-
-
-def assigned_value(node: Node) -> Node:
-    """What ``x = a = b`` states: the last exact side that is not a name."""
-    sides: list[Node] = list(node.args[1:])
-    for index, operator in enumerate(node.args[0]):
-        if operator == "~" and not all(is_name(side) for side in sides[: index + 1]):
-            sides = sides[: index + 1]
-            break
-    value = sides[-1]
-    if len(sides) > 1 and is_name(value) and not is_name(sides[0]) and not variables(sides[0]):
-        return sides[0]
-    return value
-
-
-def named_side(node: Node) -> Node | None:
-    """The name in ``name = value``."""
-    sides = node.args[1:]
-    value = assigned_value(node)
-    return next((side for side in (sides[0], sides[-1]) if side is not value and is_name(side)), None)
-
-
-def _compatible(first: Node | None, second: Node | None, value: Node) -> bool:
-    """x = 2 is not y = 2, nor cos A = 1 sin A = 1; but f(x) = 2 x may be y = 2 x, and |AB| = 1 AB = 1."""
-    if first is None or second is None or first == second or first.head != second.head:
-        return True
-    return bool(variables(value)) or first.head not in ("sym", "fn")
-
-
-def _difference(node: Node) -> Node | None:
-    left, right = node.args[1:3]
-    if any(each.head in (*_COLLECTIONS, "matrix", "ratio") for side in (left, right) for each in walk(side)):
-        return None
-    return Node("add", (left, Node("neg", (right,))))
-
-
-def _turned(node: Node) -> Node:
-    """``a < b`` as ``b > a``."""
-    operators, *sides = node.args
-    if not set(operators) <= ORDERED:
-        return node
-    return Node("rel", (tuple(FLIPPED[each] for each in reversed(operators)), *reversed(sides)))
+def _same_day(gold: Node, answer: Node) -> bool:
+    """Month and day, and the year where both have one."""
+    years = gold.args[2], answer.args[2]
+    return gold.args[:2] == answer.args[:2] and (None in years or years[0] == years[1])
 
 
 def _clock(node: Node) -> int | None:
@@ -338,11 +241,22 @@ def _bases(gold: Node, answer: Node) -> bool:
     return based.args[0].isdecimal() and rational(plain) == rational(number(int(based.args[0])))
 
 
-_BASES = {"two": 2, "three": 3, "four": 4, "five": 5, "six": 6, "seven": 7, "eight": 8, "nine": 9, "ten": 10}
+_BASES = {
+    "two": 2,
+    "three": 3,
+    "four": 4,
+    "five": 5,
+    "six": 6,
+    "seven": 7,
+    "eight": 8,
+    "nine": 9,
+    "ten": 10,
+    "hex": 16,
+}
 
 
 def _read(digits: str, base: str) -> int | None:
-    name = base.strip(" ()").lower()
+    name = base.replace("(", "").replace(")", "").strip().lower().removeprefix("base").strip()
     number_of_digits = _BASES.get(name) or (int(name) if name.isdecimal() and len(name) < 3 else 0)
     if not 2 <= number_of_digits <= 36 or any(
         int(each, 36) >= number_of_digits for each in digits if each.isalnum()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from posttune_sympy import commands, literals
+from posttune_sympy import brackets, commands, literals
 from posttune_sympy.lexing import Token, tokens
 from posttune_sympy.nodes import Node, Unreadable, number, product, symbol, walk
 from posttune_sympy.precedence import (
@@ -26,7 +26,8 @@ from posttune_sympy.precedence import (
     THEN,
     UNIT,
 )
-from posttune_sympy.words import FILLERS
+from posttune_sympy.spoken import SCALES
+from posttune_sympy.words import FILLERS, NAMES
 
 _INFIX = {
     "then": THEN,
@@ -37,6 +38,7 @@ _INFIX = {
     **dict.fromkeys(SETS, SET),
     ":": RATIO,
     "over": RATIO,
+    "choose": RATIO,
     **dict.fromkeys(("+", "-", "pm", "mp"), SUM),
     **dict.fromkeys(("*", "/", "mod", "pmod"), PRODUCT),
     "%": PERCENT,
@@ -52,6 +54,8 @@ _CLOSING = {
     "ceil": ("ceil",),
 }
 _APPLIED = frozenset("fghFGH")
+ORDERED = frozenset({"<", ">", "<=", ">=", "!="})
+ANY = symbol("?")  # stands for whatever is compared: ">= 5"
 _END = Token("end", "")
 
 
@@ -60,28 +64,11 @@ def parse(text: str, *, lists: bool = False) -> Node:
 
     Raises Unreadable for what is not in the grammar or over its limits.
     """
-    found = literals.commas(tokens(text), lists)
+    found = brackets.turned(literals.commas(tokens(text), lists))
     try:
-        return Parser(_unwrapped(found)).whole()
+        return Parser(brackets.unwrapped(found)).whole()
     except RecursionError as error:
         raise Unreadable("nested too deep for this stack") from error
-
-
-def _unwrapped(found: list[Token]) -> list[Token]:
-    """Tokens without brackets around all of them, however many there are."""
-    partner: dict[int, int] = {}
-    opened: list[int] = []
-    for index, token in enumerate(found):
-        if token.kind == "open":
-            opened.append(index)
-        elif token.kind == "close" and opened:
-            partner[opened.pop()] = index
-    low, high = 0, len(found) - 1
-    while high - low > 1 and partner.get(low) == high and partner.get(low + 1) == high - 1:
-        if (found[low].value, found[high].value) not in (("(", ")"), ("{", "}")):
-            break
-        low, high = low + 1, high - 1
-    return found[low : high + 1]
 
 
 class Parser:
@@ -192,6 +179,8 @@ class Parser:
             return Node("det" if inner.head == "matrix" else "abs", (inner,))
         if operator in ("=", "~", ":"):
             return self.expression(RELATION)
+        if operator in ORDERED:
+            return Node("rel", ((operator,), ANY, self.expression(RELATION + 1)))
         raise Unreadable(f"nothing before {operator!r}")
 
     def worded(self, text: str) -> Node:
@@ -199,8 +188,15 @@ class Parser:
         if self.peek.value in ("=", "~"):
             return symbol(text)
         if all(word in FILLERS for word in text.split()) or text == "$" or self.taken("op", ":"):
-            return self.expression(UNIT) if text == "$" else self.prefix()
+            return self.priced() if text == "$" else self.prefix()
+        if self.peek.kind == "open" and all(word in FILLERS or word in NAMES for word in text.split()):
+            return self.prefix()
         raise Unreadable(f"the word {text!r}")
+
+    def priced(self) -> Node:
+        """What stands behind a currency sign."""
+        value = self.expression(UNIT)
+        return Node("unit", (value, "dollar")) if value.head in ("num", "neg") else value
 
     def numeral(self, token: Token) -> Node:
         """A number: with a base, a recurring part, or a fraction behind it."""
@@ -226,17 +222,33 @@ class Parser:
         if self.peek.kind == "op" and self.peek.value == "_":
             self.take()
             name = f"{name}_{self.raw_argument()}"
+        if name in ("P", "Pr", "E") and self.peek == Token("open", "(") and (event := self.event()):
+            return symbol(f"{name}({event})")
         while self.taken("op", "'"):
             name += "'"
         if name[:1] in _APPLIED and self.peek.value == "(" and not self.peek.gap:
             return Node("fn", (name, *commands.arguments(self)))
         return symbol(name)
 
+    def event(self) -> str:
+        """The text of ``(A | B)`` or ``(A \\cap B)``, consumed; nothing where it is a plain product."""
+        depth, end = 0, self.position
+        for end in range(self.position, len(self.tokens)):
+            token = self.tokens[end]
+            depth += (token.kind == "open") - (token.kind == "close")
+            if depth == 0:
+                break
+        inside = self.tokens[self.position + 1 : end]
+        if depth or not any(token.value in ("|", "cup", "cap", "=", *ORDERED) for token in inside):
+            return ""
+        self.position = end + 1
+        return " ".join(token.value for token in inside)
+
     def bracketed(self, opening: str) -> Node:
         """What stands between brackets; single values lose theirs, sets keep them."""
         outer, self.bars = self.bars, False
-        if opening == r"\{" and self.builds_a_set():
-            self.position += 2
+        if opening == r"\{":
+            self.position += self.builds_a_set()
         items = [] if self.peek.kind == "close" else _items(self.expression(0))
         self.bars = outer
         closing = self.take()
@@ -248,10 +260,14 @@ class Parser:
             return items[0]
         return Node("group", (opening, closing.value, *items))
 
-    def builds_a_set(self) -> bool:
-        """Whether ``x |`` or ``x :`` stands next, of which only the condition counts."""
-        name, bar = (*self.tokens[self.position : self.position + 2], _END, _END)[:2]
-        return name.kind == "sym" and bar.kind == "op" and bar.value in ("|", ":")
+    def builds_a_set(self) -> int:
+        """Tokens of ``x |``, ``x :`` or ``x \\in R |`` that stand next: only the condition counts. Else 0."""
+        found = [token.value for token in self.tokens[self.position : self.position + 6]]
+        for reals in ([], ["in", "R"], ["in", "{", "R", "}"]):
+            length = len(reals) + 2
+            if found[1 : length - 1] == reals and found[length - 1 : length] in (["|"], [":"]):
+                return length if self.peek.kind == "sym" else 0
+        return 0
 
     def raw_argument(self) -> str:
         """The plain text of a subscript: one token, or a group."""
@@ -259,11 +275,14 @@ class Parser:
         if token.kind != "open":
             return token.value
         parts: list[str] = []
-        while (token := self.take()).kind != "close":
+        depth = 1
+        while depth:
+            token = self.take()
             if token.kind == "end":
                 raise Unreadable("a subscript is not closed")
+            depth += (token.kind == "open") - (token.kind == "close")
             parts.append(token.value)
-        return "".join(parts)
+        return "".join(parts[:-1])
 
     # --- what follows --------------------------------------------------------------------------
 
@@ -275,8 +294,7 @@ class Parser:
         if token.kind not in ("op", "sep") or token.value == "|":
             if token.value == "pmod":
                 self.take()
-                self.raw_argument()
-                return left
+                return Node("modulo", (left, commands.operand(self)))
             return product(left, self.expression(SIGN))
         self.take()
         if power in (SEMICOLON, COMMA):
@@ -323,11 +341,16 @@ class Parser:
                 break
         if "if" in words:
             raise Unreadable("a condition")
+        if words[0].split()[0] in SCALES:
+            scale, *rest = " ".join(words).split()
+            left, words = product(left, number(SCALES[scale])), rest
+            if not words:
+                return left
         return Node("unit", (left, " ".join(words)))
 
     def raised(self, base: Node) -> Node:
         """A power, a degree sign, or an ordinal's ending."""
-        if self.taken("op", "deg"):
+        if self.taken("op", "deg") or (base.head == "num" and self.taken("sym", "o")):
             return Node("deg", (base,))
         if self.peek.kind == "open" and self.position + 2 < len(self.tokens):
             inner, closing = self.tokens[self.position + 1 : self.position + 3]
@@ -354,7 +377,11 @@ def _binary(operator: str, left: Node, right: Node) -> Node:
         return product(left, right)
     if operator in ("/", "over"):
         return product(left, Node("inv", (right,)))
+    if operator == "choose":
+        return Node("binom", (left, right))
     if operator in ("+", "-"):
+        if operator == "-" and left == symbol("R") and right.head == "group":
+            return Node("minus", (left, right))
         terms = left.args if left.head == "add" else (left,)
         return Node("add", (*terms, right if operator == "+" else Node("neg", (right,))))
     if operator == ":":

@@ -38,7 +38,9 @@ _GROUPING = r"(?:\s?\{\s?,\s?\}\s?|,\\!\s*|,\\,|\\,|,|\\!\s*|\\\s)"
 _TOKEN = re.compile(
     rf"""
       (?P<space>(?:\s|~|\\[,;:!>\s]|\\$)+)
+    | (?P<grouped>\d{{1,3}}(?:(?:\.\d{{3}}){{2,}}|(?:'\d{{3}})+|(?:_\d{{3}})+)(?![\d.'_]))
     | (?P<num>\d{{1,3}}(?:{_GROUPING}\d{{3}})+(?!\d|{_GROUPING}?\d)(?:\.\d+)?
+        | \d{{1,2}}(?:,\d\d)+,\d{{3}}(?![\d,])(?:\.\d+)?
         | \d{{1,3}}(?:\ \d{{3}})+(?![\d\ ]*\d|\s*/)
         | (?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d{{1,4}}(?![\dA-Za-z]))?)
     | (?P<text>\\(?:{"|".join(sorted(TEXT_COMMANDS, key=len, reverse=True))})\s*\{{(?P<content>[^{{}}]*)\}})
@@ -81,7 +83,9 @@ def tokens(text: str, depth: int = 0) -> list[Token]:
 
 def _tokens(match: re.Match[str], depth: int) -> Iterator[Token]:
     value = match[0]
-    if match["num"] is not None:
+    if match["grouped"] is not None:
+        yield Token("num", re.sub(r"\D", "", value))
+    elif match["num"] is not None:
         yield _numeral(value)
     elif match["word"] is not None:
         yield from word(value)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from posttune_sympy.nodes import Node, product, walk
+from posttune_sympy.nodes import Node, product, symbol, walk
 
 MAX_SIDE = 12  # of matrices that are multiplied
 
@@ -23,6 +23,10 @@ def evaluated(node: Node) -> Rows | None:
     if node.head == "neg":
         inner = evaluated(node.args[0])
         return inner and tuple(tuple(Node("neg", (entry,)) for entry in row) for row in inner)
+    if node.head == "pow" and node.args[1] in (symbol("T"), symbol("top")):
+        inner = evaluated(node.args[0])
+        regular = inner is not None and len({len(row) for row in inner}) == 1
+        return tuple(zip(*inner, strict=True)) if inner and regular else None
     if node.head == "add":
         return _sum([evaluated(arg) for arg in node.args])
     if node.head == "mul":

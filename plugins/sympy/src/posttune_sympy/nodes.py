@@ -22,11 +22,11 @@ class Node:
 
     Expressions: ``num`` (Fraction, decimal places), ``sym`` (name), ``add``, ``mul``, ``inv``, ``pow``,
     ``neg``, ``pm``, ``mp``, ``root`` (radicand, degree), ``abs``, ``fact``, ``binom``, ``mod``,
-    ``percent``, ``deg``, ``unit`` (value, name), ``fn`` (name, arguments), ``big`` (operator, body,
-    variable, limits), ``det``.
+    ``percent``, ``deg``, ``unit`` (value, name), ``modulo`` (value, modulus), ``fn`` (name, arguments),
+    ``big`` (operator, body, variable, limits), ``det``.
     Structures: ``seq`` (comma list), ``rows`` (list of lists), ``group`` (brackets, items), ``union``,
     ``inter``, ``minus``, ``rel`` (operators, sides), ``ratio``, ``matrix`` (rows), ``base`` (digits, base),
-    ``time`` (seconds).
+    ``time`` (seconds), ``date`` (month, day, year or None).
     """
 
     head: str
@@ -92,6 +92,13 @@ def in_radians(node: Node) -> Node:
     if node.head == "deg":
         return Node("mul", (node.args[0], symbol("pi"), number(Fraction(1, 180))))
     return node.replaced(in_radians(child) for child in node.children)
+
+
+def substituted(node: Node, name: str, value: Node) -> Node:
+    """The expression with a value in place of a variable."""
+    if node == symbol(name):
+        return value
+    return node.replaced(substituted(child, name, value) for child in node.children)
 
 
 def to_json(value: Any) -> Any:

@@ -8,8 +8,9 @@ from functools import lru_cache
 
 from posttune_sympy.cleaning import clean, compact, letters
 from posttune_sympy.grammar import parse
-from posttune_sympy.nodes import Node, Unreadable, symbol, variables, walk
-from posttune_sympy.sets import substituted
+from posttune_sympy.nodes import Node, Unreadable, substituted, symbol, variables, walk
+from posttune_sympy.quantities import compound
+from posttune_sympy.spoken import date, spoken
 from posttune_sympy.words import LETTER_UNITS
 
 CACHED = 4096  # trees, the last ones read
@@ -22,6 +23,20 @@ _TIME = re.compile(
 _UNTEXT = re.compile(r"\\(?:text|mathrm|mbox|textbf|textrm)\s*\{([^{}]*)\}")
 _LABEL = re.compile(r"\(?([A-J])(?:\)\s*|[.:]\s+)(?=\S)")
 _CHOICE = re.compile(r"\(?([A-Z])\)?[.:)]?(?:\s.*)?", re.DOTALL)
+_OPTION = re.compile(r"(?:option|choice|answer)\s+(?=\(?[A-Z]\b)", re.IGNORECASE)
+_CHOICES = re.compile(r"\(?[A-H]{2,8}\)?")
+_RATIO = re.compile(r"(?<=\d)(?:\\[,; ]|\s)*(?:\\text\s*\{\s*to\s*\}|\bto\b)\s*(?=\d)")
+_BASED = re.compile(
+    r"\(?(?:\\(?:text|mathrm|texttt)\s*\{)?(?P<digits>[0-9A-Z]+)\}?\)?\s*_\s*"
+    r"(?:\{\s*)?\(?(?:\\(?:text|mathrm)\s*\{\s*)?(?P<base>\d{1,2}|[a-z]+)\s*\}?\)?\s*\}?"
+)
+_DECIMAL_COMMA = re.compile(r"(\d),(\d)(?!\d\d(?!\d))")
+_IN_BASE = re.compile(r"(?P<digits>\d[\dA-Z]*)\s*,?\s*\(?(?:in\s+)?base[\s-]+(?P<base>\w+)\)?", re.IGNORECASE)
+_SPACE = re.compile(r"(?:\s|\\q?quad\b|\\[,;: ])+")
+_SPACED = re.compile(r"-?\d+(?:\.\d+)?(?:(?:\s|\\q?quad\b|\\[;: ])+-?\d+(?:\.\d+)?)+")
+_INTRODUCTION = re.compile(r"\A\s*(?:(?:it|this|that)\s+is\s+|it['’]s\s+)?(?:(?:an?|the)\s+)?", re.IGNORECASE)
+_MORE_CHOICES = re.compile(r"\)?[\s.:]*(?:,|&|and\b|or\b)\s*\(?[A-J]\b")
+_LIST_OF_WORDS = re.compile(r"\s*(?:[,;&]|\band\b|\bor\b)\s*")
 _PROSE = re.compile(r"[\w\s.,;:()\"“”'’-]+")
 
 
@@ -47,34 +62,87 @@ def readable(answer: str) -> bool:
     cleaned = clean(answer)
     if not cleaned:
         return False
-    return time(cleaned) is not None or tree(cleaned) is not None or _UNTEXT.fullmatch(cleaned) is not None
+    if time(cleaned) or date(_unwrapped(cleaned)):
+        return True
+    if tree(cleaned) is not None or _UNTEXT.fullmatch(cleaned) is not None:
+        return True
+    return next(_others(cleaned, None), None) is not None
 
 
 def readings(answer: str) -> Iterator[Node]:
     """The trees of an answer: as it is most likely meant, then others that its text allows."""
     cleaned = clean(answer)
-    moment = time(cleaned)
+    moment = time(cleaned) or date(_unwrapped(cleaned))
     if moment is not None:
         yield moment
         return
     node = tree(cleaned)
     if node is not None:
         yield node
+    yield from _others(cleaned, node)
     if re.search(r"\d,\d", cleaned):
         other = tree(cleaned, lists=True)
         if other is not None and other != node:
             yield other
         if len(re.findall(r"\d,\d", cleaned)) == 1 and not re.search(r"[(\[{]", cleaned):
-            yield from _some(tree(re.sub(r"(\d),(\d)", r"\1.\2", cleaned)))
-    if node is not None and symbol("I") in walk(node):
-        yield substituted(node, "I", symbol("i"))
+            comma = _DECIMAL_COMMA.sub(r"\1.\2", cleaned)
+            yield from _some(tree(comma) if comma != cleaned else None)
+    if node is not None:
+        yield from _renamed(node)
     unlabelled = _LABEL.sub("", _UNTEXT.sub(r"\1 ", cleaned), count=1) if _labelled(cleaned) else cleaned
     if unlabelled != cleaned:
         yield from _some(tree(clean(unlabelled)))
 
 
+def _others(cleaned: str, node: Node | None) -> Iterator[Node]:
+    """Readings of words and of notations that look like something else."""
+    words = _unwrapped(cleaned)
+    yield from _some(spoken(words))
+    if words[:1].isdigit():
+        yield from compound(words)
+    based = _BASED.fullmatch(cleaned)
+    if based and _is_numeral(based["digits"], based["base"]):
+        yield Node("base", (based["digits"], based["base"]))
+    based = _IN_BASE.fullmatch(words)
+    if based:
+        yield Node("base", (based["digits"], based["base"].lower()))
+    if node is None and _SPACED.fullmatch(cleaned) and _distinct(_SPACE.split(cleaned)):
+        yield from _some(tree(_SPACE.sub(", ", cleaned)))
+    if node is None and _RATIO.search(cleaned):
+        yield from _some(tree(_RATIO.sub(":", cleaned)))
+    if _CHOICES.fullmatch(words) and sorted(set(words.strip("()"))) == list(words.strip("()")):
+        yield Node("seq", tuple(map(symbol, words.strip("()"))))
+
+
+def _distinct(items: list[str]) -> bool:
+    return len(set(items)) == len(items)
+
+
+def _is_numeral(digits: str, base: str) -> bool:
+    """Whether capital letters are digits: ``A3_{16}``, ``FF_{16}``, but not ``A_{16}``."""
+    if digits.isdigit():
+        return False
+    return any(each.isdigit() for each in digits) or (base == "16" and len(digits) > 1)
+
+
+def _renamed(node: Node) -> Iterator[Node]:
+    """The imaginary unit as I or j, and the constant of integration as c."""
+    if symbol("I") in walk(node):
+        yield substituted(node, "I", symbol("i"))
+    if variables(node) == {"j"} and node != symbol("j"):
+        yield substituted(node, "j", symbol("i"))
+    if node.head == "add" and symbol("c") in node.args and symbol("C") not in walk(node):
+        yield substituted(node, "c", symbol("C"))
+
+
+def _unwrapped(cleaned: str) -> str:
+    return _UNTEXT.sub(r" \1 ", cleaned).strip(" .")
+
+
 def without_unit(node: Node) -> Node | None:
     """``5 m`` or ``5 m/s`` as 5 and a unit, where the letters might be one; None for all else."""
+    if node.head == "unit":
+        return without_unit(node.args[0])
     if node.head != "mul":
         return None
     numbers = tuple(factor for factor in node.args if not variables(factor))
@@ -88,12 +156,17 @@ def without_unit(node: Node) -> Node | None:
 def _unit(node: Node) -> bool:
     if node.head in ("inv", "pow"):
         return _unit(node.args[0])
+    if node.head == "mul":
+        return all(map(_unit, node.args))
     return node.head == "sym" and node.args[0] in LETTER_UNITS
 
 
 def _some(node: Node | None) -> Iterator[Node]:
     if node is not None:
         yield node
+
+
+_TEXT_WORD = re.compile(r"\A[\w\s,;&'’.-]*[^\W\d_]{3}[\w\s,;&'’.-]*\Z")
 
 
 def _labelled(cleaned: str) -> bool:
@@ -116,7 +189,8 @@ def time(cleaned: str) -> Node | None:
 def choice_letter(answer: str) -> str | None:
     """The letter of ``C``, ``(C)``, ``\\text{(C)}``, ``(C) Cecile``; None for other answers."""
     text = re.sub(r"\\[,;:! ]|~", " ", _UNTEXT.sub(r"\1", clean(answer))).strip()
-    found = _CHOICE.fullmatch(text)
+    text = _OPTION.sub("", text, count=1)
+    found = None if _MORE_CHOICES.match(text.lstrip("(")[1:]) else _CHOICE.fullmatch(text)
     return found[1] if found and (len(text) <= 3 or text[1] in ").: " or text[0] == "(") else None
 
 
@@ -137,4 +211,17 @@ def same_text(gold: str, answer: str) -> bool:
     if first and first == second:
         return True
     words = prose(gold)
-    return words is not None and words == prose(answer)
+    if words is not None and words == prose(answer):
+        return True
+    texts = [_unwrapped(clean(each)) for each in (gold, answer)]
+    if not all(len(text) < LONGEST_CACHED and _TEXT_WORD.search(text) for text in texts):
+        return False
+    names = [_words(text) for text in texts]
+    return names[0] == names[1]
+
+
+def _words(text: str) -> list[str]:
+    """The items of a list of words, in any order; a plural without its s."""
+    text = _INTRODUCTION.sub("", text, count=1)
+    items = (re.sub(r"\s+", " ", item).strip(" .").casefold() for item in _LIST_OF_WORDS.split(text))
+    return sorted(item.removesuffix("s") if len(item) > 4 else item for item in items if item)

@@ -85,6 +85,8 @@ class _Judge:
             return self._chose(letter, golds[0], found, response)
         if found is None:
             return self.options.format == "any" and same_text(golds[0], response)
+        if self.options.format == "any" and not found.boxes and same_text(golds[0], response):
+            return True
         if found.words and same_text(golds[0], found.words):
             return True
         try:
@@ -95,11 +97,13 @@ class _Judge:
     def _chose(self, letter: str, gold: str, found: extraction.Found | None, response: str) -> bool:
         if found is not None and found.boxes:
             right = choice_letter(found.last) == letter or same_text(gold, found.last)
+            right = right or found.last.strip() == letter.lower()
         elif self.options.format == "boxed":
             return False
         else:
             right = extraction.choice(response, self.options.format) == letter
-            right = right or (self.options.format == "any" and same_text(gold, response))
+            whole = response.strip(" .()") == letter.lower() or same_text(gold, response)
+            right = right or (self.options.format == "any" and whole)
         # "(B) 5": the value alone will do, too.
         return right or (found is not None and len(gold.strip()) > 3 and self._equal(gold, found.last))
 

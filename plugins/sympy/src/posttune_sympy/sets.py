@@ -8,7 +8,7 @@ from fractions import Fraction
 from functools import cmp_to_key
 
 from posttune_sympy.exact import rational
-from posttune_sympy.nodes import Node, Undefined, number, symbol, variables, walk
+from posttune_sympy.nodes import Node, Undefined, number, substituted, symbol, variables, walk
 from posttune_sympy.values import Values
 
 MAX_PIECES = 60
@@ -207,6 +207,8 @@ def _grouped(node: Node) -> list[Piece]:
         return [Piece(item, True, item, True) for item in items]
     if len(items) != 2 or any(each.head in ("group", "seq", "rel") for item in items for each in walk(item)):
         raise NotASet
+    if items[0] == items[1] and (opening, closing) != ("[", "]"):
+        raise NotASet  # a point such as (0, 0), no empty interval
     return [Piece(items[0], opening == "[", items[1], closing == "]")]
 
 
@@ -232,10 +234,3 @@ def _linear(left: Node, name: str, operator: str, right: Node) -> tuple[str, Nod
         raise NotASet
     moved = Node("add", (right, number(-start)))
     return operator if slope > 0 else FLIPPED[operator], Node("mul", (moved, number(1 / slope)))
-
-
-def substituted(node: Node, name: str, value: Node) -> Node:
-    """The expression with a value in place of a variable."""
-    if node == symbol(name):
-        return value
-    return node.replaced(substituted(child, name, value) for child in node.children)

@@ -10,6 +10,7 @@ from posttune_sympy.approximate import POINTS, Unknown, Value, approximate, assi
 from posttune_sympy.exact import PRIME, fingerprint, rational
 from posttune_sympy.nodes import Node, Undefined, number, product, symbol, variables, walk
 from posttune_sympy.options import MathOptions
+from posttune_sympy.quantities import unit
 
 Ask = Callable[..., bool | None]
 """Asks SymPy: an operation and its nodes; None where it does not know, or took too long."""
@@ -28,6 +29,9 @@ class Values:
         """Whether two answers mean the same value, units and percent signs judged by the options."""
         left, left_mark = peeled(left)
         right, right_mark = peeled(right)
+        sizes = unit(left_mark.unit), unit(right_mark.unit)
+        if sizes[0] and sizes[1] and sizes[0].dimension == sizes[1].dimension:
+            return self.equal(product(left, number(sizes[0].size)), product(right, number(sizes[1].size)))
         units = {mark.unit.replace(" ", "").removesuffix("s") for mark in (left_mark, right_mark)} - {""}
         if self.options.units == "match" and len(units) > 1:
             return False

@@ -11,7 +11,7 @@ def _words(text: str) -> frozenset[str]:
 
 FUNCTIONS = _words(
     """sin cos tan cot sec csc arcsin arccos arctan arccot sinh cosh tanh coth
-    log ln lg exp sqrt abs floor ceil gcd lcm max min binom factorial"""
+    log ln lg exp cis sqrt abs floor ceil gcd lcm max min binom factorial"""
 )
 # Other names of the same function.
 FUNCTION_ALIASES = {
@@ -39,6 +39,8 @@ SYMBOLS = {
     "emptyset": "emptyset",
     "varnothing": "emptyset",
     "R": "R",
+    "ldots": "dots",
+    "cdots": "dots",
 }
 OPERATORS = {
     "cdot": "*",
@@ -46,6 +48,7 @@ OPERATORS = {
     "ast": "*",
     "div": "/",
     "over": "over",
+    "choose": "choose",
     "pm": "pm",
     "mp": "mp",
     "le": "<=",
@@ -127,14 +130,19 @@ SEPARATORS = frozenset({"and", "or", "und", "oder", "et", "ou", "y", "o", "и", 
 # A word of up to three letters is a product of variables unless it stands here.
 SHORT_UNITS = _words(
     """mm cm dm km mg kg lb lbs oz ft yd mi ml cl dl hr hrs min sec ms mph kph kmh rpm sq cu pts cts ct deg
-    rad usd eur gbp inr rs day bit gal qt pt doz ton wk yr yrs hz khz kw kwh"""
+    rad usd eur gbp inr rs day bit yen gal qt pt doz ton wk yr yrs hz khz kw kwh"""
 )
-LETTER_UNITS = frozenset("mgshLNJWVAKC")
+LETTER_UNITS = frozenset("mgshLNJWVAKC") | {"Omega", "mu"}
 # Words before a value that say nothing about it.
 FILLERS = _words(
     """option choice yes no answer's about approximately approx roughly around exactly only just simply
     equals equal is are the a an be therefore thus hence so rs usd eur inr answer value result total it's its
     now"""
+)
+# Words before a point, a set or a value in brackets that name what it is.
+NAMES = _words(
+    """point points pair pairs ordered triple vertex vertices center centre focus foci intercept coordinates
+    coordinate interval solution solutions set vector matrix root roots with of for all in where x"""
 )
 # Words of two and three letters that are prose, never a product of variables.
 SHORT_WORDS = _words(
