@@ -24,6 +24,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from posttune_sympy.cleaning import plain, repaired
+from posttune_sympy.spoken import spoken
 from posttune_sympy.words import ANSWER_PHRASE, FILLERS
 
 PHRASES = 3  # of them are looked at, from the last one
@@ -249,6 +250,8 @@ def _closed(text: str, end: str) -> tuple[str, str, str]:
 def _whole(text: str, readable: Readable) -> str | None:
     stripped = text.strip()
     word = _WORD.match(stripped)
+    if spoken(stripped.strip(" .")) is not None:
+        return stripped
     if not stripped or (word and word[0].lower() in FILLERS):
         return None
     if len(stripped) <= MAX_WHOLE and readable(stripped):
