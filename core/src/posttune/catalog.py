@@ -50,6 +50,7 @@ _ERRORS: dict[Status, type[PluginError]] = {
     "duplicate": DuplicatePlugin,
     "blocked": BlockedPlugin,
 }
+_ENGINE: tuple[Status, ...] = ("engine missing", "engine conflict")
 
 
 @dataclass(frozen=True)
@@ -117,16 +118,19 @@ class Catalog:
             raise self._unknown(kind, name)
         return next((entry for entry in found if entry.status != "blocked"), found[0])
 
-    def check(self, kind: str, name: str) -> PluginId:
-        """Refuses a plugin for whatever can be known without importing it."""
+    def check(self, kind: str, name: str, *, engine: bool = True) -> PluginId:
+        """Refuses a plugin for whatever can be known without importing it.
+
+        ``engine`` False: its class, options and documentation are wanted, which need no engine.
+        """
         entry = self.entry(kind, name)
-        if entry.status in _ERRORS:
+        if entry.status in _ERRORS and (engine or entry.status not in _ENGINE):
             what, fix = entry.reason, _advice(entry)
             raise _ERRORS[entry.status](what, plugin=entry.id, fix=fix)
         return entry.id
 
     def load(self, kind: str, name: str) -> type:
-        """The plugin's class. Imports its module, and no other plugin's.
+        """The plugin's class, its engine there or not. Imports its module, and no other plugin's.
 
         Raises UnknownPlugin, DuplicatePlugin, BlockedPlugin, ApiMismatch, PluginLoadError, and
         PluginContractError where the entry point names something else than a class.
@@ -142,7 +146,7 @@ class Catalog:
 
     def load_object(self, kind: str, name: str) -> object:
         """What an entry point names: a class, or a command of the kind ``command``."""
-        plugin = self.check(kind, name)
+        plugin = self.check(kind, name, engine=False)
         try:
             manager = KindManager(_group(kind), name, self._allowed)
         except KeyboardInterrupt:
@@ -234,7 +238,7 @@ def _with_requirements(entry: Entry, owner: Owner) -> Entry:
 
 
 def _advice(entry: Entry) -> str:
-    if entry.status in ("engine missing", "engine conflict"):
+    if entry.status in _ENGINE:
         return (
             f'pip install "{entry.distribution}[{metadata.ENGINE}]", in an environment of its own if need be'
         )

@@ -25,6 +25,7 @@ log = logging.getLogger(__name__)
 
 CORE = "posttune"
 ENGINE = "engine"
+BUILDS = (ENGINE, "cpu")  # extras of which one is enough: the engine, and its build for a CPU
 _DAMAGE = (TypeError, ValueError, AttributeError, KeyError, OSError)
 
 
@@ -110,10 +111,23 @@ class Owner:
 
     @cached_property
     def engine_faults(self) -> tuple[list[str], list[str]]:
-        """What its extra ``[engine]`` requires and is missing, and what is there in a wrong version."""
+        """What its extra ``[engine]`` requires and is missing, and what is there in a wrong version.
+
+        Nothing where the extra ``[cpu]``, the same engine built for a CPU, is installed in its place.
+        """
+        found = [self._faults(extra) for extra in BUILDS if extra == ENGINE or extra in self._extras]
+        return next((each for each in found if each == ([], [])), found[0])
+
+    @property
+    def _extras(self) -> list[str]:
+        if self.distribution is None:
+            return []
+        return [str(name) for name in self.distribution.metadata.get_all("Provides-Extra") or ()]
+
+    def _faults(self, extra: str) -> tuple[list[str], list[str]]:
         missing, conflicting = [], []
         for requirement in self._requirements():
-            if not _wanted(requirement, extra=ENGINE) or _wanted(requirement, extra=""):
+            if not _wanted(requirement, extra=extra) or _wanted(requirement, extra=""):
                 continue
             wanted = f"{requirement.name}{requirement.specifier}"
             installed = _installed_version(requirement.name)

@@ -136,7 +136,7 @@ def load_plugin(kind: str, name: str, catalog: Catalog | None = None) -> type:
     """The class that a name means, its hooks and its ``Config`` checked."""
     catalog = catalog or Catalog()
     plugin = catalog.load(kind, name)
-    who = catalog.check(kind, name)
+    who = catalog.check(kind, name, engine=False)
     _check_hooks(plugin, who)
     _config_of(plugin, who)
     return plugin
@@ -145,14 +145,22 @@ def load_plugin(kind: str, name: str, catalog: Catalog | None = None) -> type:
 def options_model(kind: str, name: str, catalog: Catalog | None = None) -> type[BaseModel]:
     """The pydantic model of a plugin's options; ``NoOptions`` where it has no ``Config``."""
     catalog = catalog or Catalog()
-    return _config_of(load_plugin(kind, name, catalog), catalog.check(kind, name))
+    return _config_of(load_plugin(kind, name, catalog), catalog.check(kind, name, engine=False))
 
 
 def validate_options(kind: str, ref: PluginRef, catalog: Catalog | None = None) -> BaseModel:
     """The plugin's options, validated by its ``Config``. Raises PluginOptionsError, all problems in it."""
     catalog = catalog or Catalog()
-    who = replace(catalog.check(kind, ref.name), label=ref.label or "")
-    return _validate(options_model(kind, ref.name, catalog), ref.options, who)
+    who = replace(catalog.check(kind, ref.name, engine=False), label=ref.label or "")
+    config = _validate(options_model(kind, ref.name, catalog), ref.options, who)
+    _check_engine(kind, ref.name, config, catalog)
+    return config
+
+
+def _check_engine(kind: str, name: str, config: BaseModel, catalog: Catalog) -> None:
+    """Refuse a plugin whose engine is not installed, unless with these options it drives one elsewhere."""
+    if getattr(config, "needs_engine", True):
+        catalog.check(kind, name)
 
 
 def models_in(model: type[BaseModel]) -> Iterator[type[BaseModel]]:
@@ -198,9 +206,10 @@ def _config_of(plugin: type, who: PluginId) -> type[BaseModel]:
 
 def _create(kind: str, ref: PluginRef, catalog: Catalog) -> tuple[PluginId, BaseModel, object]:
     plugin = load_plugin(kind, ref.name, catalog)
-    who = replace(catalog.check(kind, ref.name), label=ref.label or "")
+    who = replace(catalog.check(kind, ref.name, engine=False), label=ref.label or "")
     model = _config_of(plugin, who)
     config = _validate(model, ref.options, who)
+    _check_engine(kind, ref.name, config, catalog)
     arguments = () if model is NoOptions else (config,)
     _check_constructor(plugin, arguments, who)
     try:

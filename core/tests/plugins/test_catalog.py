@@ -22,7 +22,7 @@ from posttune.errors import (
 )
 from posttune.kinds import KINDS
 from posttune.metadata import accepts
-from posttune.pipeline import compose
+from posttune.pipeline import compose, load_plugin, validate_options
 
 GOOD = """
 from posttune import hookimpl
@@ -33,6 +33,26 @@ class Plugin:
         return [1.0 for _ in samples]
 """
 EXPLODES = "raise RuntimeError('imported')\n"
+CONFIGURED = """
+from posttune import hookimpl
+from pydantic import BaseModel
+
+class Plugin:
+    class Config(BaseModel, extra="forbid"):
+        server: str | None = None
+
+        @property
+        def needs_engine(self):
+            return self.server is None
+
+    def __init__(self, config):
+        pass
+
+    @hookimpl
+    def reward_score(self, samples):
+        return [1.0 for _ in samples]
+"""
+DRIVER = PluginRef(name="driver")
 
 
 def entry(name: str, kind: str = "reward", **environ: str) -> Entry:
@@ -177,14 +197,33 @@ def test_a_pre_release_counts_as_its_release() -> None:
     ],
 )
 def test_the_engine_is_checked_from_metadata(install: Install, engine: str, status: str, reason: str) -> None:
-    install(plugin("driver", "reward", EXPLODES, extras={"engine": (engine,)}))
+    install(plugin("driver", "reward", GOOD, extras={"engine": (engine,)}))
     found = entry("driver")
     assert found.status == status
     assert reason in found.reason
-    with pytest.raises(PluginLoadError) as caught:
-        Catalog().load("reward", "driver")
-    assert 'pip install "posttune-driver[engine]"' in str(caught.value)
-    assert "posttune_driver" not in sys.modules
+    for refused in (lambda: Catalog().check("reward", "driver"), lambda: compose("reward", [DRIVER])):
+        with pytest.raises(PluginLoadError) as caught:
+            refused()
+        assert 'pip install "posttune-driver[engine]"' in str(caught.value)
+    # What is documented and configured needs no engine.
+    assert load_plugin("reward", "driver").__module__ == "posttune_driver"
+
+
+def test_one_build_of_the_engine_is_enough(install: Install) -> None:
+    install(plugin("driver", "reward", GOOD, extras={"engine": ("no-such-engine",), "cpu": ("pluggy>=1",)}))
+    assert entry("driver").status == "ready"
+    install(plugin("other", "reward", GOOD, extras={"engine": ("no-such-engine",), "cpu": ("no-such-cpu",)}))
+    assert entry("other").reason == "no-such-engine is not installed"
+
+
+def test_options_may_need_no_engine(install: Install) -> None:
+    install(plugin("driver", "reward", CONFIGURED, extras={"engine": ("no-such-engine",)}))
+    elsewhere = PluginRef(name="driver", options={"server": "http://localhost:1"})
+    assert [member.id.name for member in compose("reward", [elsewhere])] == ["driver"]
+    validate_options("reward", elsewhere)
+    for call in (lambda: compose("reward", [DRIVER]), lambda: validate_options("reward", DRIVER)):
+        with pytest.raises(PluginLoadError, match="no-such-engine is not installed"):
+            call()
 
 
 def test_an_engine_that_is_there_and_other_extras_are_no_hindrance(install: Install) -> None:

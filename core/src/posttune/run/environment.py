@@ -90,7 +90,7 @@ def _plugins(config: Mapping[str, Any]) -> dict[str, str]:
     catalog = Catalog()
     found = {}
     for named in named_plugins(config):
-        plugin = catalog.check(named.kind, named.ref.name)
+        plugin = catalog.check(named.kind, named.ref.name, engine=False)
         found[f"{named.kind} {named.ref.name}"] = f"{canonicalize_name(plugin.distribution)} {plugin.version}"
     return found
 
