@@ -20,8 +20,8 @@ ROOT = Path(__file__).parents[1]
 CORE = ROOT / "core" / "src"
 
 TRAINING = (
-    "advantage", "checkpoint", "data", "distributed", "evaluate", "loss", "models", "observers",
-    "reward", "rollout", "selftest", "trainer",
+    "advantage", "checkpoint", "data", "distributed", "evaluate", "loss", "memory", "models", "observers",
+    "optim", "reward", "rollout", "selftest", "trainer",
 )  # fmt: skip
 HEAVY = (
     "accelerate", "bert_score", "datasets", "gguf", "peft", "pyarrow", "safetensors", "sglang", "sympy",

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import math
-
 import pytest
 import torch
 from posttune.distributed.ranks import Ranks
-from posttune.trainer.metrics import Meter, combine, peak_memory_mb
+from posttune.trainer.metrics import Meter, combine, note_memory, reset_peak_memory
 
 
 def test_means_are_weighted_by_their_counts() -> None:
@@ -64,6 +62,12 @@ def test_times_add_up_and_no_tensor_keeps_a_graph() -> None:
     assert 0 <= meter.reduce(Ranks())["time/reward_s"] < 1
 
 
-def test_peak_memory_is_that_of_this_process() -> None:
-    assert 10 < peak_memory_mb(torch.device("cpu")) < 1e6
-    assert math.isfinite(peak_memory_mb(torch.device("cpu")))
+def test_memory_is_noted_by_phase() -> None:
+    meter = Meter()
+    reset_peak_memory(torch.device("cpu"))
+    with meter.timed("step"), meter.timed("update"):
+        pass
+    note_memory(meter)
+    found = meter.reduce(Ranks())
+    assert 10 < found["memory/update/rss_mb"] <= found["memory/peak_mb"] + 1 < 1e6
+    assert "memory/step/rss_mb" not in found

@@ -115,7 +115,7 @@ def context(
         observers=build_observers(run.observers if ranks.main else []),
         resume=resume,
         outputs={},
-        interrupt=interrupt or InterruptFlag(),
+        interrupt=InterruptFlag() if interrupt is None else interrupt,
         ranks=ranks,
     )
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import shlex
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -59,7 +60,7 @@ def _first_line(error: BaseException) -> str:
 def changes(name: str, stage: Trained, phase: str) -> list[str]:
     """Three overrides that take memory off the phase that failed, the mildest first."""
     found = [*(_of_rollout(stage) if phase in ("rollout", "sync") else ()), *_of_update(stage)]
-    return [f"{name}.{override}   ({why})" for override, why in found[:COUNT]]
+    return [f"{shlex.quote(f'{name}.{override}')}   ({why})" for override, why in found[:COUNT]]
 
 
 def _of_rollout(stage: Trained) -> Iterator[tuple[str, str]]:
@@ -111,7 +112,7 @@ def _offloads(stage: Trained, names: list[str]) -> Iterator[tuple[str, str]]:
     more = [each for each in names if each in there and each not in stage.memory.offload]
     if more:
         value = ", ".join([*stage.memory.offload, *more])
-        yield f"'memory.offload=[{value}]'", "models wait in the host's memory while not in use"
+        yield f"memory.offload=[{value}]", "models wait in the host's memory while not in use"
 
 
 def _has_reference(stage: RlStage) -> bool:

@@ -73,8 +73,7 @@ class Lodger:
 class LodgingOptimizer:
     """An optimiser whose moments are on the device only while it is used."""
 
-    def __init__(self, optimizer: Optimizer, device: torch.device) -> None:
-        self._optimizer = optimizer
+    def __init__(self, device: torch.device) -> None:
         self._device = device
         self._homes: dict[Tensor, dict[str, Tensor]] = {}
 
@@ -83,20 +82,20 @@ class LodgingOptimizer:
         """What the host's copies take."""
         return sum(home.nbytes for homes in self._homes.values() for home in homes.values())
 
-    def enter(self) -> None:
+    def enter(self, optimizer: Optimizer) -> None:
         """Bring what there is."""
-        beside = counts_beside(self._optimizer)
-        for param, state in self._optimizer.state.items():
+        beside = counts_beside(optimizer)
+        for param, state in optimizer.state.items():
             for name, value in state.items():
                 if travels(value):
                     self._homes.setdefault(param, {}).update(plain_state({name: value}))
                 if travels(value) or (beside and isinstance(value, Tensor)):
                     state[name] = moved(value, self._device)
 
-    def leave(self) -> None:
+    def leave(self, optimizer: Optimizer) -> None:
         """Take it back, and what was made in between."""
         cpu = torch.device("cpu")
-        for param, state in self._optimizer.state.items():
+        for param, state in optimizer.state.items():
             for name, value in state.items():
                 if travels(value):
                     homes = self._homes.setdefault(param, {})
@@ -120,7 +119,7 @@ def lodge(model: nn.Module, device: torch.device) -> None:
 
 def lodge_optimizer(optimizer: Optimizer, device: torch.device) -> None:
     """The same for an optimiser's moments."""
-    _OPTIMIZERS[optimizer] = LodgingOptimizer(optimizer, device)
+    _OPTIMIZERS[optimizer] = LodgingOptimizer(device)
 
 
 def lodges(model: nn.Module) -> bool:
@@ -138,14 +137,13 @@ def host_bytes() -> int:
 def resident(model: nn.Module, optimizer: Optimizer | None = None) -> Iterator[None]:
     """The model is on the device; with ``optimizer``, which changes it, its moments are too."""
     lodger = _LODGERS.get(inner_model(model))
-    moments = None if optimizer is None else _OPTIMIZERS.get(optimizer)
     with ExitStack() as stack:
         if lodger is not None:
             lodger.enter()
             stack.callback(lodger.leave, changed=optimizer is not None)
-        if moments is not None:
-            moments.enter()
-            stack.callback(moments.leave)
+        if optimizer is not None and optimizer in _OPTIMIZERS:
+            _OPTIMIZERS[optimizer].enter(optimizer)
+            stack.callback(_OPTIMIZERS[optimizer].leave, optimizer)
         yield
 
 

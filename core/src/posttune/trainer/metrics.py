@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import math
-import resource
-import sys
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 
 import torch
 
+from posttune.distributed import watch
 from posttune.distributed.ranks import Ranks
+from posttune.memory.ledger import LEDGER
 
 Number = float | int | torch.Tensor
 
@@ -51,13 +51,18 @@ class Meter:
         """Keep the largest value, over ranks too."""
         self._peaks.setdefault(name, []).append(_kept(value))
 
+    def took(self, name: str, seconds: float) -> None:
+        """Add wall time of work that ran beside this process's own to ``time/<name>_s``."""
+        key = f"time/{name}_s"
+        self._times[key] = self._times.get(key, 0.0) + seconds
+
     @contextmanager
     def timed(self, name: str) -> Iterator[None]:
-        """Add the block's wall time to ``time/<name>_s``; the slowest rank's counts."""
+        """Add the block's wall time to ``time/<name>_s`` (the slowest rank's), its memory to the ledger."""
         started = time.perf_counter()
-        yield
-        key = f"time/{name}_s"
-        self._times[key] = self._times.get(key, 0.0) + time.perf_counter() - started
+        with watch.doing(name), nullcontext() if name == "step" else LEDGER.phase(name):
+            yield
+        self.took(name, time.perf_counter() - started)
 
     def reduce(self, ranks: Ranks) -> dict[str, float]:
         """The step's metrics, equal on every rank."""
@@ -131,14 +136,11 @@ def _added(parts: Iterable[Mapping[str, list[float]]]) -> dict[str, list[float]]
 
 
 def reset_peak_memory(device: torch.device) -> None:
-    """Let the peak of a GPU begin anew. That of a process cannot."""
-    if device.type == "cuda":
-        torch.cuda.reset_peak_memory_stats(device)
+    """Begin a step's ledger. The peak of a GPU begins anew; that of a process cannot."""
+    LEDGER.restart(device)
 
 
-def peak_memory_mb(device: torch.device) -> float:
-    """Peak memory so far: of the GPU's allocator since its last reset, else of this process; MiB."""
-    if device.type == "cuda":
-        return torch.cuda.max_memory_allocated(device) / 2**20
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss  # KiB on Linux, bytes on macOS
-    return peak / 2**20 if sys.platform == "darwin" else peak / 2**10
+def note_memory(meter: Meter) -> None:
+    """The ledger of the step so far: ``memory/...``, MiB, of the rank that has most."""
+    for name, value in LEDGER.metrics().items():
+        meter.peak(name, value)
