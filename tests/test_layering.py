@@ -21,7 +21,7 @@ CORE = ROOT / "core" / "src"
 
 TRAINING = (
     "advantage", "checkpoint", "data", "distributed", "evaluate", "loss", "memory", "models", "observers",
-    "optim", "reward", "rollout", "selftest", "trainer",
+    "optim", "plan", "reward", "rollout", "selftest", "trainer",
 )  # fmt: skip
 HEAVY = (
     "accelerate", "bert_score", "datasets", "gguf", "peft", "pyarrow", "safetensors", "sglang", "sympy",

@@ -20,6 +20,7 @@ from posttune.errors import PosttuneError, UserError
 
 COMMANDS = {
     "run": LazyCommand("posttune.cli.run_cmd:command", "Run the stages of a configuration."),
+    "plan": LazyCommand("posttune.cli.plan_cmd:command", "Estimate the memory of a run before it runs."),
     "config": LazyCommand("posttune.cli.config_cmd:command", "Check, show or describe configurations."),
     "data": LazyCommand("posttune.cli.data_cmd:command", "Convert and inspect datasets."),
     "score": LazyCommand("posttune.cli.score_cmd:command", "Try rewards on saved answers."),
