@@ -109,6 +109,12 @@ class Sample:
     reference: str | list[str] | None = None
     columns: Mapping[str, Any] = field(default_factory=dict)
     completion: Completion | None = None
+    origin: str = ""  # file and row of the prompt, where they are known
+
+    @property
+    def name(self) -> str:
+        """The id, and where its prompt comes from: what a message calls it."""
+        return f"{self.id} ({self.origin})" if self.origin else self.id
 
 
 @dataclass(frozen=True)

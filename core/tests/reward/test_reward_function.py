@@ -185,7 +185,7 @@ def test_an_error_carries_the_sample_that_caused_it(write):
     path = write("def f(response): return 1 / (int(response) - 6)")
     with pytest.raises(PluginCallError) as caught:
         scores(f"{path}:f")
-    assert caught.value.__cause__.__notes__ == ["while scoring sample a:2"]
+    assert caught.value.__cause__.__notes__ == [f"at {path}:1 in f, while scoring sample a:2"]
 
 
 @pytest.mark.parametrize(

@@ -108,6 +108,11 @@ class SampleDataset:
         """Tokens of every row's ``rejected_ids``; 0 where a row has none."""
         return self._lengths("rejected_ids")
 
+    def origin(self, index: int) -> str:
+        """Where a row came from, as messages say it."""
+        location = self.location(index)
+        return f"row {location.row} of {location.file}"
+
     def location(self, index: int) -> Location:
         """Where a row came from."""
         batch, row = self._find(index)

@@ -85,7 +85,9 @@ def _answered(
     began = time.perf_counter()
     completions = engine.generate(requests, sampling)
     seconds = time.perf_counter() - began
-    samples = make_samples(rows, requests, completions, tokenizer)
+    samples = make_samples(
+        rows, requests, completions, tokenizer, [dataset.origin(index) for index in indices]
+    )
     scores = rewards.score(samples)
     judged: list[Judged] = [
         (sample, {label: each[i] for label, each in scores.items()}) for i, sample in enumerate(samples)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections import OrderedDict
+from dataclasses import replace
 
 from posttune.types import Needs, Sample, Score
 
@@ -55,4 +56,4 @@ def visible(sample: Sample, needs: Needs) -> Sample:
     if needs.reads is None:
         return sample
     columns = {name: sample.columns[name] for name in needs.reads if name in sample.columns}
-    return Sample(sample.id, sample.group, sample.prompt, sample.response, sample.reference, columns)
+    return replace(sample, columns=columns, completion=None)

@@ -80,6 +80,7 @@ class Processes:
         self._workers: list[_Worker] = []
         self._selector = selectors.DefaultSelector()
         self._nursery: _Nursery | None = None
+        self._closing = False  # asks a batch that another thread runs to end
 
     @property
     def pids(self) -> tuple[int, ...]:
@@ -91,7 +92,7 @@ class Processes:
         batch = _Batch(units, limits, self._shrink, pending=deque(range(len(units))))
         with self._lock:
             try:
-                while batch.open:
+                while batch.open and not self._closing:
                     self._turn(batch)
             finally:
                 for worker in [each for each in self._workers if each.unit is not None]:
@@ -99,8 +100,10 @@ class Processes:
         return [batch.outcomes.get(index, Outcome(late=True)) for index in range(len(units))]
 
     def close(self) -> None:
-        """End all workers."""
+        """End all workers. What is not scored by then has run out of time."""
+        self._closing = True
         with self._lock:
+            self._closing = False
             for worker in list(self._workers):
                 self._discard(worker)
             if self._nursery is not None:
@@ -176,7 +179,7 @@ class Processes:
                 raise self._cannot_start("it ended while the reward was loaded")
             return
         seconds = time.monotonic() - worker.since
-        ids = ", ".join(sample.id for sample in batch.units[worker.unit][:3])
+        ids = ", ".join(sample.name for sample in batch.units[worker.unit][:3])
         memory = f" (memory_mb is {self._ref.memory_mb})" if self._ref.memory_mb else ""
         error = PluginCallError(
             f"its worker process died while scoring sample {ids}{memory}",
@@ -309,5 +312,5 @@ def _parsed(data: bytes | None) -> dict[str, Any] | None:
 
 
 def _unsendable(unit: Unit, error: Exception, who: PluginId) -> PosttuneError:
-    what = f"sample {unit[0].id} cannot be sent to another process: {type(error).__name__}: {error}"
+    what = f"sample {unit[0].name} cannot be sent to another process: {type(error).__name__}: {error}"
     return DataError(what, who=str(who), fix="set executor: thread, or leave the column out")

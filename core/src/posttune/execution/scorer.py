@@ -134,7 +134,7 @@ class Scorer:
                     self._cache.put(key, score)
                 position += 1
         if tally.timeouts:
-            worst = max(tally.seconds, key=tally.seconds.__getitem__)
+            worst = max(samples, key=lambda sample: tally.seconds[sample.id]).name
             log.warning(
                 "reward %r: %d of %d samples ran out of time (slowest: %s)",
                 *(self.label, tally.timeouts, len(samples), worst),

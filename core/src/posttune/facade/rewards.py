@@ -6,7 +6,9 @@ import asyncio
 import contextvars
 import inspect
 import math
+import os
 import threading
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, TypeVar, cast
@@ -37,6 +39,7 @@ class Rewards:
         calls = [RewardCall(member) for member in members]
         self.needs: dict[str, Needs] = {call.label: call.needs() for call in calls}
         self.stats: dict[str, RewardStats] = {}
+        self._last: dict[str, _Task] = {}
         plain = [PluginRef(name=member.id.name, label=member.id.label or None) for member in members]
         self._scorers = tuple(
             Scorer(call, self.needs[call.label], ref)
@@ -59,17 +62,25 @@ class Rewards:
         NaN becomes None, the unscorable sample. Raises PluginCallError and PluginReturnError,
         which name the label and the sample.
         """
-        if len(self._scorers) == 1:
+        if len(self._scorers) == 1 and not self._last:
             return self._noted({self.labels[0]: self._scorers[0].score(samples)})
         return self.submit(samples).result()
 
     def submit(self, samples: Sequence[Sample]) -> Scoring:
-        """Begin to score, each reward in a thread of its own, and go on; the result is waited for later."""
-        tasks = {scorer.label: _Task(scorer.score, samples) for scorer in self._scorers}
+        """Begin to score, each reward in a thread of its own, and go on; the result is waited for later.
+
+        A batch that is submitted before the last one is done follows it. A reward that needs a device
+        begins when the result is asked for: its memory is not to be had beside that of other work.
+        """
+        tasks = {}
+        for scorer in self._scorers:
+            label, before = scorer.label, self._last.get(scorer.label)
+            task = _Task(scorer.score, samples, before, later=self.needs[label].device)
+            self._last[label] = tasks[label] = task
         return Scoring(tasks, self._noted)
 
     def close(self) -> None:
-        """End all worker processes. They end with this object too."""
+        """End all worker processes, at work or not. They end with this object too."""
         for scorer in self._scorers:
             scorer.close()
 
@@ -79,7 +90,7 @@ class Rewards:
 
 
 class Scoring:
-    """A batch that is being scored."""
+    """A batch that is being scored. ``seconds`` and ``stats``, by label, are those of its result."""
 
     def __init__(
         self,
@@ -87,12 +98,20 @@ class Scoring:
         done: Callable[[Mapping[str, tuple[list[Score], RewardStats]]], dict[str, list[Score]]],
     ) -> None:
         self._tasks, self._done = tasks, done
+        self._began = time.monotonic()
+        self.stats: dict[str, RewardStats] = {}
+        self.seconds = 0.0  # from its beginning until the last reward was done
 
     def result(self) -> dict[str, list[Score]]:
         """Wait for all rewards. Returns and raises what ``Rewards.score`` does, of the first that failed."""
         for task in self._tasks.values():
+            task.begin()
+        for task in self._tasks.values():
             task.wait()
-        return self._done({label: task.result() for label, task in self._tasks.items()})
+        found = {label: task.result() for label, task in self._tasks.items()}
+        self.seconds = max(task.ended for task in self._tasks.values()) - self._began
+        self.stats = {label: stats for label, (_, stats) in found.items()}
+        return self._done(found)
 
 
 class _Task:
@@ -102,13 +121,26 @@ class _Task:
         self,
         function: Callable[[Sequence[Sample]], tuple[list[Score], RewardStats]],
         samples: Sequence[Sample],
+        after: _Task | None,
+        *,
+        later: bool,
     ) -> None:
-        self._function, self._samples = function, samples
+        self._function, self._samples, self._after = function, samples, after
         self._found: tuple[list[Score], RewardStats] | None = None
         self._error: BaseException | None = None
+        self.ended = 0.0  # on time.monotonic()'s clock
         context = contextvars.copy_context()
         self._thread = threading.Thread(target=context.run, args=(self._work,), daemon=True)
-        self._thread.start()
+        self._begun = threading.Lock()
+        if not later:
+            self.begin()
+
+    def begin(self) -> None:
+        """Start, unless that is done. What goes before starts first."""
+        if self._begun.acquire(blocking=False):
+            if self._after is not None:
+                self._after.begin()
+            self._thread.start()
 
     def wait(self) -> None:
         self._thread.join()
@@ -120,10 +152,14 @@ class _Task:
         return self._found
 
     def _work(self) -> None:
+        if self._after is not None:
+            self._after.wait()
+            self._after = None
         try:
             self._found = self._function(self._samples)
         except BaseException as error:  # noqa: BLE001  (raised where the result is asked for)
             self._error = error
+        self.ended = time.monotonic()
 
 
 class RewardCall:
@@ -153,9 +189,11 @@ class RewardCall:
             return answers
         try:
             return await answers
-        except (KeyboardInterrupt, PosttuneError):
+        except PosttuneError:
             raise
         except BaseException as error:
+            if isinstance(error, KeyboardInterrupt) and _hears_the_user():
+                raise
             task = asyncio.current_task()
             if isinstance(error, asyncio.CancelledError) and task is not None and task.cancelling():
                 raise
@@ -173,18 +211,25 @@ class RewardCall:
         return Checked(scores, scores.count(None) - sum(answer is None for answer in found))
 
     def _begin(self, unit: Unit) -> object:
-        return self._member.call_about(HOOK, self._about(unit), samples=unit)
+        return self._guarded(unit, lambda: self._member.call_about(HOOK, self._about(unit), samples=unit))
 
     def _about(self, unit: Unit) -> str:
-        return f" (label {self.label!r}, {len(unit)} samples, the first is {unit[0].id})"
+        return f" (label {self.label!r}, {len(unit)} samples, the first is {unit[0].name})"
 
     def _guarded(self, unit: Unit, call: Callable[[], T]) -> T:
         try:
             return call()
-        except (KeyboardInterrupt, PosttuneError):
+        except PosttuneError:
             raise
         except BaseException as error:
+            if isinstance(error, KeyboardInterrupt) and _hears_the_user():
+                raise
             raise self._member.failed(HOOK, error, self._about(unit)) from error
+
+
+def _hears_the_user() -> bool:
+    """Whether Ctrl-C may have raised it: only in the main thread. Elsewhere a reward raises its own."""
+    return threading.current_thread() is threading.main_thread() and "POSTTUNE_WORKER" not in os.environ
 
 
 def _needs(member: Member) -> Needs:
@@ -208,7 +253,7 @@ def _score(member: Member, sample: Sample, answer: object) -> Score:
         return _dimensions(member, sample, answer)
     number = as_number(answer)
     if number is None:
-        raise member.wrong(HOOK, f"{shown(answer)} for sample {sample.id} (label {member.label!r})")
+        raise member.wrong(HOOK, f"{shown(answer)} for sample {sample.name} (label {member.label!r})")
     return None if math.isnan(number) else number
 
 
@@ -218,9 +263,9 @@ def _dimensions(member: Member, sample: Sample, answer: Mapping[Any, object]) ->
     for name, value in answer.items():
         number = as_number(value)
         if number is None or not isinstance(name, str):
-            where = f"for dimension {name!r} of sample {sample.id} (label {member.label!r})"
+            where = f"for dimension {name!r} of sample {sample.name} (label {member.label!r})"
             raise member.wrong(HOOK, f"{shown(value)} {where}")
         numbers[name] = number
     if not numbers:
-        raise member.wrong(HOOK, f"an empty dict for sample {sample.id} (label {member.label!r})")
+        raise member.wrong(HOOK, f"an empty dict for sample {sample.name} (label {member.label!r})")
     return None if any(map(math.isnan, numbers.values())) else cast("Score", numbers)

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 from transformers import PretrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
-from posttune.checkpoint.sources import CheckpointFolder, HFFolder, open_source
+from posttune.checkpoint.sources import OnDisk, open_source
 from posttune.data.conversation import parse_messages
 from posttune.data.encoded import Encoded
 from posttune.data.records import RowError
@@ -29,7 +29,7 @@ from posttune.types import Sample
 WHO = "reward 'model'"
 
 
-def check(config: ModelRewardConfig) -> HFFolder | CheckpointFolder:
+def check(config: ModelRewardConfig) -> OnDisk:
     """Open the folder. Raises `ModelError` where it holds no reward model; no weights are read."""
     _device(config.device)
     source = open_source(Path(config.path).expanduser())
@@ -98,7 +98,7 @@ class Scorer:
     def _finite(self, value: float, sample: Sample) -> float:
         if not math.isfinite(value):
             raise ModelError(
-                f"the score of sample {sample.id} is {value}",
+                f"the score of sample {sample.name} is {value}",
                 who=WHO,
                 fix="set options.dtype to float32; if that fails too, the reward model's weights are broken",
             )
@@ -173,7 +173,7 @@ class Joiner:
 def _ids(sample: Sample, row: Encoded | RowError) -> list[int]:
     if isinstance(row, RowError):
         fix = "give the model a template that takes it: options.template"
-        raise DataError(f"sample {sample.id} cannot be tokenised: {row}", who=WHO, fix=fix)
+        raise DataError(f"sample {sample.name} cannot be tokenised: {row}", who=WHO, fix=fix)
     return row.input_ids
 
 
@@ -186,7 +186,7 @@ def _row(sample: Sample) -> Mapping[str, Any]:
         context = parse_messages(messages)
     except RowError as problem:
         raise DataError(
-            f"sample {sample.id}: {problem}", who=WHO, fix="mend its column messages"
+            f"sample {sample.name}: {problem}", who=WHO, fix="mend its column messages"
         ) from problem
     if context[-1]["role"] == "assistant":  # the answer of the data, in whose place this one stands
         context = context[:-1]

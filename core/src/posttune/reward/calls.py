@@ -8,10 +8,13 @@ from __future__ import annotations
 
 import asyncio
 import inspect
+import sysconfig
 import time
+import traceback
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from inspect import Parameter
+from pathlib import Path
 from typing import Any
 
 from posttune.errors import DataError, UserError
@@ -22,6 +25,8 @@ Answers = Sequence[Score] | Awaitable[Sequence[Score]]
 
 ROLES = ("prompt", "response", "reference")
 BATCH = "samples"
+_PACKAGE = str(Path(__file__).parents[1])
+_LIBRARY = sysconfig.get_path("stdlib")
 SIGNATURES = "(prompt, response), (prompt, response, reference) or (samples), and data columns by name"
 
 
@@ -51,9 +56,16 @@ class Binding:
     def score(self, samples: Sequence[Sample]) -> Answers:
         """One score a sample, in order; an awaitable of them where the function is async."""
         if self.batch:
-            answers: Answers = self.function(samples)
-            return answers
+            return self._score_all(samples)
         return _settled([_timed(self._score_one, sample) for sample in samples])
+
+    def _score_all(self, samples: Sequence[Sample]) -> Answers:
+        try:
+            answers: Answers = self.function(samples)
+        except Exception as error:
+            error.add_note(_place(error))
+            raise
+        return _placed(answers) if inspect.isawaitable(answers) else answers
 
     def _score_one(self, sample: Sample) -> Any:
         return self.function(**self.arguments(sample))
@@ -78,8 +90,8 @@ class Binding:
         columns = ", ".join(sorted(sample.columns)) or "none"
         if name == "reference":
             fix = "map the role reference (or response) when the data is converted"
-            return DataError(f"sample {sample.id} has no reference", who=self.who, fix=fix)
-        what = f"sample {sample.id} has no column {name!r}; its columns: {columns}"
+            return DataError(f"sample {sample.name} has no reference", who=self.who, fix=fix)
+        what = f"sample {sample.name} has no column {name!r}; its columns: {columns}"
         fix = f"rename the parameter, give it a default, or add {name!r} to the data"
         return DataError(what, who=self.who, fix=fix)
 
@@ -125,7 +137,7 @@ def _timed(function: Callable[[Sample], Any], sample: Sample) -> Any:
     try:
         result = function(sample)
     except Exception as error:
-        error.add_note(f"while scoring sample {sample.id}")
+        error.add_note(f"{_place(error)}, while scoring sample {sample.name}")
         raise
     if inspect.isawaitable(result):
         return _timed_later(result, sample)
@@ -138,12 +150,33 @@ async def _timed_later(result: Awaitable[Any], sample: Sample) -> Any:
     try:
         return await result
     except SystemExit as error:  # which would end the event loop with all its tasks
-        raise RuntimeError(f"sample {sample.id}: SystemExit: {error}") from error
+        raise RuntimeError(f"sample {sample.name}: SystemExit: {error}") from error
     except Exception as error:
-        error.add_note(f"while scoring sample {sample.id}")
+        error.add_note(f"{_place(error)}, while scoring sample {sample.name}")
         raise
     finally:
         _note(sample, began)
+
+
+async def _placed(answers: Awaitable[Sequence[Score]]) -> Sequence[Score]:
+    try:
+        return await answers
+    except Exception as error:
+        error.add_note(_place(error))
+        raise
+
+
+def _place(error: Exception) -> str:
+    """File, line and function of the user's code in which it was raised, or that called what raised it."""
+    frames = traceback.extract_tb(error.__traceback__)
+    theirs = [frame for frame in frames if not _is_ours(frame.filename)]
+    users = [frame for frame in theirs if "site-packages" not in frame.filename] or theirs or list(frames)
+    frame = users[-1]
+    return f"at {frame.filename}:{frame.lineno} in {frame.name}"
+
+
+def _is_ours(filename: str) -> bool:
+    return filename.startswith((_PACKAGE, _LIBRARY, "<frozen"))
 
 
 def _note(sample: Sample, began: float) -> None:

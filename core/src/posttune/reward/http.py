@@ -148,7 +148,7 @@ class HTTPReward:
 
     def _failed(self, sample: Sample, what: str) -> RunError:
         fix = "look at the scorer, raise retries or deadline_s, or set on_error: mask on the reward"
-        return RunError(f"sample {sample.id}: {what}", who=self._who, fix=fix)
+        return RunError(f"sample {sample.name}: {what}", who=self._who, fix=fix)
 
     @property
     def _who(self) -> str:

@@ -67,7 +67,7 @@ class LengthReward:
             return len(sample.response)
         if sample.completion is None:
             raise DataError(
-                f"the tokens of sample {sample.id} are not known",
+                f"the tokens of sample {sample.name} are not known",
                 who="reward 'length'",
                 fix="set options.unit to characters, or score a run's rollouts",
             )

@@ -121,7 +121,7 @@ class Overlong:
             return reward
         if sample.completion is None:
             fix = "score a run's rollouts, or use weighted_sum"
-            what = f"the tokens of sample {sample.id} are not known"
+            what = f"the tokens of sample {sample.name} are not known"
             raise DataError(what, who="reward_manager 'overlong'", fix=fix)
         punishment = self._punishment(len(sample.completion.token_ids))
         dims = {**reward.dims, "overlong": punishment}

@@ -80,15 +80,14 @@ def check_needs(needs: Mapping[str, Needs], samples: Sequence[Sample]) -> None:
     for label, need in needs.items():
         for sample in samples:
             if need.reference and sample.reference is None:
-                what = f"reward {label!r} needs a reference, and sample {sample.id} has none"
+                what = f"reward {label!r} needs a reference, and sample {sample.name} has none"
                 raise DataError(what, fix="name the column of the reference, or leave the reward out")
             missing = [column for column in need.columns if column not in sample.columns]
             if missing:
                 likely = nearest(missing[0], sample.columns)
                 hint = f" (did you mean {likely!r}?)" if likely else ""
-                what = (
-                    f"reward {label!r} needs the column {missing[0]!r}{hint}, and sample {sample.id} lacks it"
-                )
+                column = f"reward {label!r} needs the column {missing[0]!r}{hint}"
+                what = f"{column}, and sample {sample.name} lacks it"
                 raise DataError(what, fix=f"its columns are {', '.join(sorted(sample.columns)) or 'none'}")
 
 

@@ -52,8 +52,9 @@ def make_samples(
     requests: Sequence[Request],
     completions: Sequence[Completion],
     tokenizer: PreTrainedTokenizerBase,
+    origins: Sequence[str] = (),
 ) -> list[Sample]:
-    """One sample per completion. ``rows[i]`` is the dataset's row of ``requests[i]``.
+    """One sample per completion. ``rows[i]`` is the dataset's row of ``requests[i]``, from ``origins[i]``.
 
     A row without a ``prompt`` shows the decoded prompt; one without a ``reference`` takes its
     ``response`` for it. Every other column reaches the rewards by name.
@@ -61,6 +62,7 @@ def make_samples(
     row_of = {request.id: row for request, row in zip(requests, rows, strict=True)}
     prompts = {request.id: _prompt(row_of[request.id], request, tokenizer) for request in requests}
     columns = {name: other_columns(row) for name, row in row_of.items()}
+    origin_of = dict(zip((request.id for request in requests), origins, strict=False))
     texts = response_texts(completions, tokenizer)
     return [
         Sample(
@@ -71,6 +73,7 @@ def make_samples(
             reference=reference_of(row_of[completion.request_id]),
             columns=columns[completion.request_id],
             completion=completion,
+            origin=origin_of.get(completion.request_id, ""),
         )
         for completion, text in zip(completions, texts, strict=True)
     ]

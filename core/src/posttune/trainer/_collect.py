@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection, Hashable, Sequence
+from collections.abc import Callable, Collection, Hashable, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
 
@@ -11,7 +11,7 @@ from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
 from posttune.distributed.ranks import Ranks
-from posttune.facade import RewardManager, Rewards, RolloutEngine
+from posttune.facade import RewardManager, Rewards, RolloutEngine, Scoring
 from posttune.rollout.requests import make_samples
 from posttune.trainer._judge import Judged, judge, note_rewards
 from posttune.trainer._prompts import Prompts, PromptStream
@@ -53,6 +53,15 @@ class Answers:
 
 
 @dataclass(frozen=True)
+class Begun:
+    """Answers whose rewards may still be on their way. ``answers`` waits for them, once."""
+
+    prompts: Prompts
+    samples: list[Sample]
+    answers: Callable[[], Answers]
+
+
+@dataclass(frozen=True)
 class Collector:
     """Answers and judges the prompts of a step. Every rank does so for its share of them."""
 
@@ -67,17 +76,30 @@ class Collector:
     drop: bool  # whether prompts with equal rewards are left out
     refills: int  # rounds of further prompts in the place of those
 
-    def collect(self, position: Position, meter: Meter) -> Answers:
-        """The answers of the step that begins at ``position``; the engine sleeps afterwards."""
-        return self._chosen(position, meter) if self.drop else self._all(position, meter)
+    def begin(self, position: Position, meter: Meter) -> Begun:
+        """Answer the prompts of the step that begins at ``position``; the engine sleeps afterwards.
 
-    def _all(self, position: Position, meter: Meter) -> Answers:
+        The rewards are computed meanwhile and go on after the return, except where prompts are chosen
+        by them.
+        """
+        if not self.drop:
+            return self._all(position, meter)
+        answers = self._chosen(position, meter)
+        return Begun(answers.prompts, answers.samples, lambda: answers)
+
+    def _all(self, position: Position, meter: Meter) -> Begun:
         prompts = self.stream.take(position.consumed)
         samples = self._answer(prompts, meter)
+        scoring = self.rewards.submit(samples)
         greedy = self._answer_greedily(prompts, meter)
+        greedy_scoring = self.rewards.submit(greedy) if greedy else None
         self.engine.sleep()
-        answers = self._judged(prompts, samples, meter)
-        return replace(answers, baselines=self._baselines(greedy, meter))
+
+        def answers() -> Answers:
+            found = self._judged(prompts, samples, meter, scoring)
+            return replace(found, baselines=self._baselines(greedy, meter, greedy_scoring))
+
+        return Begun(prompts, samples, answers)
 
     def _chosen(self, position: Position, meter: Meter) -> Answers:
         """Rounds until there are enough prompts with unequal rewards, or no refill is left."""
@@ -113,7 +135,7 @@ class Collector:
     def _answer(self, prompts: Prompts, meter: Meter, sampling: Sampling | None = None) -> list[Sample]:
         with meter.timed("rollout"):
             completions = self.engine.generate(prompts.requests, sampling or self.sampling)
-        return make_samples(prompts.rows, prompts.requests, completions, self.tokenizer)
+        return make_samples(prompts.rows, prompts.requests, completions, self.tokenizer, prompts.origins)
 
     def _answer_greedily(self, prompts: Prompts, meter: Meter) -> list[Sample]:
         """One answer a prompt, where the estimator compares with it."""
@@ -122,21 +144,31 @@ class Collector:
         greedy = replace(self.sampling, n=1, temperature=0.0, top_p=1.0, top_k=0, logprobs=False)
         return self._answer(prompts, meter, greedy)
 
-    def _judged(self, prompts: Prompts, samples: list[Sample], meter: Meter) -> Answers:
-        with meter.timed("reward"):
-            judged = judge(samples, self.rewards, self.manager)
+    def _judged(
+        self, prompts: Prompts, samples: list[Sample], meter: Meter, begun: Scoring | None = None
+    ) -> Answers:
+        judged = self._waited(samples, meter, begun)
         note_rewards(meter, judged)
         note_completions(meter, samples)
         constant = len(prompts.requests) - len(unequal_groups(samples, judged))
         meter.mean("rollout/constant_groups_fraction", constant, len(prompts.requests))
         return Answers(prompts, samples, judged, taken=prompts.taken)
 
-    def _baselines(self, greedy: Sequence[Sample], meter: Meter) -> Tensor | None:
+    def _baselines(
+        self, greedy: Sequence[Sample], meter: Meter, begun: Scoring | None = None
+    ) -> Tensor | None:
         if not self.greedy:
             return None
-        with meter.timed("reward"):
-            values = judge(greedy, self.rewards, self.manager).values(self.ranks.device)
+        values = self._waited(greedy, meter, begun).values(self.ranks.device)
         return values.repeat_interleave(self.sampling.n)
+
+    def _waited(self, samples: Sequence[Sample], meter: Meter, begun: Scoring | None) -> Judged:
+        """The rewards, and how long they took and were waited for."""
+        with meter.timed("reward_wait"):
+            begun = begun or self.rewards.submit(samples)
+            judged = judge(samples, self.rewards, self.manager, begun)
+        meter.took("reward", begun.seconds)
+        return judged
 
 
 def unequal_groups(samples: Sequence[Sample], judged: Judged) -> set[Hashable]:

@@ -61,7 +61,7 @@ def judge(
     scores = rewards.score(samples) if begun is None else begun.result()
     combined = manager.combine(samples, scores)
     kept = [_unless_aborted(*pair) for pair in zip(samples, combined, strict=True)]
-    return Judged(scores, kept, dict(rewards.stats))
+    return Judged(scores, kept, dict(rewards.stats) if begun is None else begun.stats)
 
 
 def _unless_aborted(sample: Sample, reward: Reward) -> Reward:

@@ -20,6 +20,7 @@ class Prompts:
     rows: list[Mapping[str, Any]]
     requests: list[Request]
     all_ids: list[str]
+    origins: list[str]  # file and row of each of this rank's rows
     taken: int = 0  # rows of the stream, over all ranks
 
     def joined(self, other: Prompts) -> Prompts:
@@ -28,14 +29,15 @@ class Prompts:
             self.rows + other.rows,
             self.requests + other.requests,
             self.all_ids + other.all_ids,
+            self.origins + other.origins,
             self.taken + other.taken,
         )
 
     def only(self, ids: Collection[Hashable], all_ids: list[str]) -> Prompts:
         """Those with the ids; ``all_ids`` are those of all ranks."""
         kept = [number for number, request in enumerate(self.requests) if request.id in ids]
-        rows = [self.rows[number] for number in kept]
-        return Prompts(rows, [self.requests[number] for number in kept], all_ids, self.taken)
+        rows, origins = [self.rows[each] for each in kept], [self.origins[each] for each in kept]
+        return Prompts(rows, [self.requests[each] for each in kept], all_ids, origins, self.taken)
 
 
 @dataclass(frozen=True)
@@ -59,4 +61,5 @@ class PromptStream:
         indices = self.ranks.share(self.sampler.indices(position, taken))
         rows: list[Mapping[str, Any]] = [self.dataset[index] for index in indices]
         prompts = [row["prompt_ids"] for row in rows]
-        return Prompts(rows, make_requests(self.ranks.share(ids), prompts, seed=self.seed), ids, taken)
+        requests = make_requests(self.ranks.share(ids), prompts, seed=self.seed)
+        return Prompts(rows, requests, ids, [self.dataset.origin(index) for index in indices], taken)

@@ -16,6 +16,7 @@ from posttune.distributed.ranks import Ranks
 from posttune.facade import Estimator
 from posttune.loss.controllers import AdaptiveKL, FixedKL
 from posttune.loss.kl import kl_terms
+from posttune.memory.residence import resident
 from posttune.models.load import LoadedModel, Reference
 from posttune.models.params import named_hf_tensors
 from posttune.trainer._alarms import Alarms
@@ -24,10 +25,11 @@ from posttune.trainer._collect import Answers, Collector
 from posttune.trainer._critic import Critic
 from posttune.trainer._judge import token_rewards
 from posttune.trainer._passes import Knobs
+from posttune.trainer._prompts import Prompts
 from posttune.trainer._samples import samples_table
 from posttune.trainer._update import Updater, note_kl, note_policy
 from posttune.trainer.loop import Position, StepOutput
-from posttune.trainer.metrics import Meter, peak_memory_mb, reset_peak_memory
+from posttune.trainer.metrics import Meter, note_memory, reset_peak_memory
 from posttune.trainer.schedule import learning_rate
 from posttune.types import AdvantageBatch
 
@@ -58,10 +60,12 @@ class RlWork:
         meter = Meter()
         reset_peak_memory(self.ranks.device)
         with meter.timed("step"):
-            answers = self.collector.collect(position, meter)
-            knobs = self._knobs(position, answers)
-            batch = make_batch(answers.samples, answers.prompts.requests, self.ranks.device)
-            self._estimate(batch, answers, knobs, meter)
+            begun = self.collector.begin(position, meter)
+            knobs = self._knobs(position, begun.prompts)
+            batch = make_batch(begun.samples, begun.prompts.requests, self.ranks.device)
+            entropy = self._ahead(batch, knobs, meter)
+            answers = begun.answers()
+            self._estimate(batch, answers, entropy, knobs, meter)
             self._learn(batch, knobs, meter)
             self._hand_over(position.step + 1, meter)
         table = self._table(answers, batch, position)
@@ -69,13 +73,13 @@ class RlWork:
         alarms, stop = self.alarms.look(metrics)
         return StepOutput(metrics | alarms, answers.taken, table, stop)
 
-    def _knobs(self, position: Position, answers: Answers) -> Knobs:
+    def _knobs(self, position: Position, prompts: Prompts) -> Knobs:
         """The policy's schedule begins once a critic has warmed up."""
         warmup = 0 if self.critic is None else self.critic.config.warmup_steps
         learns = position.step >= warmup
         step, total = position.step - warmup, self.total_steps - warmup
         lr = learning_rate(step, total, self.config.optimizer) if learns else 0.0
-        return Knobs(position.step, answers.prompts.all_ids, lr, self.kl_control.coef, learns)
+        return Knobs(position.step, prompts.all_ids, lr, self.kl_control.coef, learns)
 
     def _learn(self, batch: RolloutBatch, knobs: Knobs, meter: Meter) -> None:
         """Update the critic, and the policy unless the critic is to warm up first."""
@@ -87,16 +91,29 @@ class RlWork:
                 self.updater.update(batch, knobs, meter)
         meter.peak("lr", knobs.lr)
 
-    def _estimate(self, batch: RolloutBatch, answers: Answers, knobs: Knobs, meter: Meter) -> None:
+    def _ahead(self, batch: RolloutBatch, knobs: Knobs, meter: Meter) -> Tensor | None:
+        """The passes that need no rewards, while these are computed. Returns the entropy, where one ran.
+
+        Which samples the update passes over is seen by their advantages, so that with nothing but those
+        in the loss the passes wait for the rewards.
+        """
+        if self.critic is not None:
+            with meter.timed("critic"):
+                batch.values = self.critic.values(batch)
+        if self.config.kl.where != "reward":
+            batch.fresh = self.updater.first_rows(batch, knobs)
+            if knobs.policy_learns and self.updater.objective.advantage_only:
+                return None
+        return self._look_back(batch, batch.trainable(), meter)
+
+    def _estimate(
+        self, batch: RolloutBatch, answers: Answers, entropy: Tensor | None, knobs: Knobs, meter: Meter
+    ) -> None:
         """Fill in what the update needs: advantages, returns, and log-probabilities of before."""
         judged, scores = answers.judged, answers.judged.values(self.ranks.device)
         rewards = token_rewards(judged.rewards, batch.packed)
         batch.scored = ~torch.isnan(scores)
-        if self.critic is not None:
-            with meter.timed("critic"):
-                batch.values = self.critic.values(batch)
         if self.config.kl.where == "reward":
-            self._look_back(batch, batch.trainable(), meter)
             penalty = self._penalty(batch, knobs.kl_coef)
             rewards = rewards - penalty
             scores = scores - segments.masked_sums(penalty, batch.packed)
@@ -114,12 +131,17 @@ class RlWork:
         batch.advantages, batch.returns = outcome.advantages, outcome.returns
         for name, value in outcome.metrics.items():
             meter.peak(name, value)  # global already, and so equal on every rank
-        if self.config.kl.where != "reward":
-            batch.fresh = self.updater.first_rows(batch, knobs)
-            self._look_back(batch, self.updater.rows(batch, knobs), meter)
+        rows = self.updater.rows(batch, knobs) if entropy is None else batch.trainable()
+        entropy = self._look_back(batch, rows, meter) if entropy is None else entropy
+        seen = batch.only([row for row in rows if row not in batch.fresh])
+        note_policy(meter, seen, batch.old_logp, entropy, batch.rollout_logp)
+        note_kl(meter, seen, batch.old_logp, batch.ref_logp, self.config.kl)
 
-    def _look_back(self, batch: RolloutBatch, rows: Sequence[int], meter: Meter) -> None:
-        """Log-probabilities under the reference, and under the policy that answered unless fresh."""
+    def _look_back(self, batch: RolloutBatch, rows: Sequence[int], meter: Meter) -> Tensor:
+        """Log-probabilities under the reference, and under the policy that answered unless fresh.
+
+        Returns the entropy of the latter, nats, float32 [N].
+        """
         packing, temperature = self.config.packing, self.config.rollout.sampling.temperature
         with meter.timed("logprob"):
             if self.reference is not None:
@@ -128,9 +150,8 @@ class RlWork:
             rows = [row for row in rows if row not in batch.fresh]
             model = self.loaded.model.eval()
             batch.old_logp, entropy = token_logprobs(model, batch, rows, packing, temperature, entropy=True)
-        seen = batch.only(rows)
-        note_policy(meter, seen, batch.old_logp, entropy, batch.rollout_logp)
-        note_kl(meter, seen, batch.old_logp, batch.ref_logp, self.config.kl)
+        assert entropy is not None
+        return entropy
 
     def _penalty(self, batch: RolloutBatch, coef: float) -> Tensor:
         """What the distance to the reference costs at each token of a scored sample, float64 [N]."""
@@ -148,7 +169,8 @@ class RlWork:
         """Give the engine the trainer's weights, unless it computes with these very tensors."""
         engine = self.collector.engine
         shared = engine.info.shares_weights
-        engine.load_weights(() if shared else named_hf_tensors(self.loaded.model), version)
+        with resident(self.loaded.model):
+            engine.load_weights(() if shared else named_hf_tensors(self.loaded.model), version)
 
     def _table(self, answers: Answers, batch: RolloutBatch, position: Position) -> pa.Table | None:
         if not self.keep_samples:
@@ -157,7 +179,7 @@ class RlWork:
 
     def _metrics(self, meter: Meter, position: Position) -> dict[str, float]:
         """The step's metrics over all ranks; the KL controller learns from them."""
-        meter.peak("memory/peak_mb", peak_memory_mb(self.ranks.device))
+        note_memory(meter)
         metrics = meter.reduce(self.ranks)
         count, tokens = int(metrics.pop("samples")), metrics.pop("tokens")
         metrics["rollout/weight_version"] = position.step
