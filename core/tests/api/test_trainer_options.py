@@ -37,6 +37,7 @@ PLACES = [
     ("training", "micro_batch_tokens", 256, "packing.micro_batch_tokens"),
     ("training", "save_every", 9, "checkpoint.every"),
     ("training", "keep_last", 2, "checkpoint.keep_last"),
+    ("training", "async_save", True, "checkpoint.async_save"),
     ("algorithm", "gamma", 0.9, "advantage.options.gamma"),
     ("algorithm", "lam", 0.8, "advantage.options.lam"),
     ("algorithm", "whiten", False, "advantage.options.whiten"),

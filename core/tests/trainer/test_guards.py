@@ -11,8 +11,12 @@ import torch
 import trainer_toy as toy
 from posttune.advantage.plugins import GRPO
 from posttune.checkpoint import store
-from posttune.errors import ConfigError, PluginReturnError, RunError
+from posttune.config.checkpoints import BestConfig
+from posttune.errors import ConfigError, Interrupted, PluginReturnError, RunError
+from posttune.run.stages import InterruptFlag
 from posttune.trainer._alarms import Alarms, Rule
+from posttune.trainer.loop import Position, StepOutput
+from posttune.trainer.sft import SftWork
 from posttune.types import AdvantageBatch, Advantages
 
 ENTROPY = Rule("entropy", "entropy", limit=0.5, above=False, patience=2)
@@ -140,3 +144,56 @@ def test_an_estimator_that_breaks_its_contract_ends_the_run_by_name(
         toy.run_stage(tmp_path / "run", toy.rl(task, rewards=[reward], advantage={"name": "grpo"}))
     assert "posttune" in str(caught.value)  # the distribution
     assert GRPO.__module__ == "posttune.advantage.plugins"
+
+
+@pytest.mark.parametrize("best", [{"metric": "val/accuracy", "mode": "min"}, {"metric": "val/accuracy"}])
+def test_which_way_is_better(
+    task: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, best: dict[str, str]
+) -> None:
+    from posttune.trainer.validation import Validation
+
+    scores = iter([0.3, 0.2, 0.5, 0.4])
+    monkeypatch.setattr(Validation, "run", lambda self: {"val/accuracy": next(scores)})
+    checkpoint = {"every": 1, "keep_last": 1, "keep_best": best}
+    result = toy.run_stage(tmp_path, validated(task, steps=4, checkpoint=checkpoint))
+    kept = sorted(path.name for path in (tmp_path / "checkpoints").iterdir())
+    step = 2 if "mode" in best else 3
+    assert kept == [f"global_step_{step}", "global_step_4"]
+    assert result.metrics["best/global_step"] == step
+
+
+def test_a_loss_is_better_when_it_is_lower() -> None:
+    assert BestConfig(metric="val/loss").sign == -1
+    assert BestConfig(metric="val/accuracy").sign == 1
+    assert BestConfig(metric="val/loss", mode="max").sign == 1
+    assert not BestConfig(metric="val/loss").better(2.0, 1.0)
+    assert BestConfig(metric="val/loss").better(2.0, None)
+
+
+def test_the_best_one_is_remembered_over_a_restart(
+    task: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from posttune.trainer.validation import Validation
+
+    scores = iter([0.1, 0.5, 0.2, 0.3, 0.4])
+    monkeypatch.setattr(Validation, "run", lambda self: {"val/accuracy": next(scores)})
+    stage = validated(
+        task,
+        steps=5,
+        checkpoint={"every": 1, "keep_last": 1, "keep_best": "val/accuracy", "async_save": True},
+    )
+    flag, step = InterruptFlag(), SftWork.step
+
+    def stops(self: SftWork, position: Position) -> StepOutput:
+        if position.step == 2:
+            flag.set()
+        return step(self, position)
+
+    monkeypatch.setattr(SftWork, "step", stops)
+    with pytest.raises(Interrupted, match="after step 3 of 5"):
+        toy.run_stage(tmp_path, stage, interrupt=flag)
+    monkeypatch.setattr(SftWork, "step", step)
+    result = toy.run_stage(tmp_path, stage, resume=True)
+    kept = sorted(path.name for path in (tmp_path / "checkpoints").iterdir())
+    assert kept == ["global_step_2", "global_step_5"]
+    assert (result.metrics["best/val/accuracy"], result.metrics["best/global_step"]) == (0.5, 2)

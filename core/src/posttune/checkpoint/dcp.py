@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 import pickle
+import threading
 import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -164,17 +165,20 @@ def read_into(folder: Path, tensors: Mapping[str, torch.Tensor]) -> None:
         ) from error
 
 
+logging.getLogger("c10d-NullHandler-dcp_logger").propagate = False  # it tells of every event and error
+
+
 @contextmanager
 def _silent() -> Iterator[None]:
-    """Without DCP's warning that one process is one process, and its log of every event and error."""
-    events = logging.getLogger("c10d-NullHandler-dcp_logger")
-    propagate, events.propagate = events.propagate, False
-    try:
-        with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", message="torch.distributed is disabled", category=UserWarning)
-            yield
-    finally:
-        events.propagate = propagate
+    """Without DCP's warning that one process is one process."""
+    if threading.current_thread() is not threading.main_thread():
+        # catch_warnings changes what all threads have: here the filter stays, once
+        warnings.filterwarnings("ignore", message="torch.distributed is disabled", category=UserWarning)
+        yield
+        return
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="torch.distributed is disabled", category=UserWarning)
+        yield
 
 
 def _cause(error: BaseException) -> str:

@@ -97,6 +97,9 @@ class TrainingOptions(Strict):
     keep_last: Annotated[Positive | None, goes("checkpoint.keep_last")] = Field(
         default=None, description="Older checkpoints are removed."
     )
+    async_save: Annotated[bool | None, goes("checkpoint.async_save")] = Field(
+        default=None, description="Write checkpoints in the background."
+    )
     seed: NonNegative | None = Field(default=None, description="Seeds sampling, order and initial weights.")
     device: str | None = Field(default=None, description="auto, cpu, cuda, cuda:1 …")
     threads: Positive | None = Field(default=None, description="CPU threads of torch.")

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import logging
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
@@ -10,15 +12,22 @@ from typing import Any, Protocol
 import torch
 
 from posttune.checkpoint import store
-from posttune.checkpoint.parts import Part
+from posttune.checkpoint.parts import MAIN, Part, tensors_of
+from posttune.checkpoint.saver import Saver
+from posttune.checkpoint.space import shortage
+from posttune.checkpoint.writing import Draft, begin
 from posttune.config.models import RewardModelStage, RlStage, SftStage
+from posttune.distributed.ranks import Ranks
 from posttune.errors import CheckpointError
 from posttune.models.load import LoadedModel
 from posttune.run.resume import changes, stage_settings
 from posttune.run.stages import StageContext
 from posttune.trainer.loop import Position
 
-MAY_CHANGE = frozenset({"checkpoint"})
+MAY_CHANGE = frozenset({"checkpoint", "memory"})
+
+
+log = logging.getLogger("posttune.trainer")
 
 
 class Stateful(Protocol):
@@ -31,7 +40,7 @@ class Stateful(Protocol):
         """Go on from ``state``."""
 
 
-@dataclass(frozen=True)
+@dataclass
 class Checkpoints:
     """Writes the checkpoints of a stage and finds the one to go on from.
 
@@ -47,14 +56,58 @@ class Checkpoints:
     data_fingerprint: str
     parts: Mapping[str, Part] = field(default_factory=dict)  # models beside the main one, by name
 
+    def __post_init__(self) -> None:
+        self._saver = Saver(self.context.ranks, self.config.checkpoint.async_save)
+        self._best: set[int] = set()
+
     @property
     def folder(self) -> Path:
         """Holds the checkpoints of the run."""
         return self.context.folder.checkpoints
 
     def save(self, position: Position) -> Path:
-        """Write a checkpoint and remove those that need not be kept. Every rank calls it."""
-        path = store.save(
+        """Write a checkpoint, or begin to; its path. Every rank calls it. Raises `CheckpointError`."""
+        self._best = {position.best_step} if position.best else set()
+        return self._saver.save(lambda background: self._begin(position, background))
+
+    def written(self, wait: bool) -> list[Path]:
+        """The checkpoints that have become whole since the last call; older ones then give way.
+
+        ``wait``: return once nothing is being written. Every rank calls it. Raises `CheckpointError`.
+        """
+        if wait:
+            self._saver.wait()
+        else:
+            self._saver.poll()
+        paths = self._saver.collect()
+        if paths and self.config.checkpoint.keep_last is not None and self.context.ranks.main:
+            store.prune(self.folder, self.config.checkpoint.keep_last, self._best)
+        return paths
+
+    @contextmanager
+    def finishing(self) -> Iterator[None]:
+        """When the block fails, what is being written is written to its end; a second Ctrl-C leaves it."""
+        try:
+            yield
+        except Exception:
+            try:
+                self.written(wait=True)
+            except CheckpointError as error:
+                log.warning("%s", error)
+            raise
+
+    def check_room(self) -> None:
+        """Raise `CheckpointError` where the disk cannot hold even the weights of one checkpoint."""
+        parts = {MAIN: Part(self.loaded.model, None, self.loaded.base)}
+        parts |= {name: Part(part.model, None, part.base) for name, part in self.parts.items()}
+        needed = sum(tensor.nbytes for tensor in tensors_of(parts).values())
+        what = self.context.ranks.broadcast_object(shortage(self.folder, needed))
+        if what:
+            fix = "make room before training begins, or choose another output:"
+            raise CheckpointError(f"a checkpoint would not fit: {what}", who=str(self.folder), fix=fix)
+
+    def _begin(self, position: Position, background: Ranks | None) -> Draft:
+        return begin(
             self.folder,
             position.global_step,
             model=self.loaded.model,
@@ -65,11 +118,9 @@ class Checkpoints:
             ranks=self.context.ranks,
             base=self.loaded.base,
             parts=self.parts,
+            copy=background is not None,
+            background=background,
         )
-        if self.config.checkpoint.keep_last is not None and self.context.ranks.main:
-            keep = {position.best_step} if position.best else set()
-            store.prune(self.folder, self.config.checkpoint.keep_last, keep)
-        return path
 
     def restore(self) -> Position:
         """Load the last whole checkpoint where it is of this stage, and say where the stage begins."""
