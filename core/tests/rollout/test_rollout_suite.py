@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 from posttune.testing.rollout_suite import RolloutSuite
 
