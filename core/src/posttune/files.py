@@ -12,7 +12,7 @@ import re
 import secrets
 import shutil
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from posttune.errors import UserError
@@ -45,13 +45,16 @@ def atomic_dir(path: Path | str, *, replace: bool = False) -> Iterator[Path]:
     """Yield an empty folder that becomes ``path`` when the block ends, or vanishes when it raises.
 
     With ``replace`` the folder that is there gives way; between the two renames a crash leaves it
-    beside, named ``.<name>.old-…``. Raises UserError where ``path`` holds something and may not be replaced.
+    beside, named ``.<name>.old-…``, and the next call, or `put_back`, puts it in its place again.
+    Raises UserError where ``path`` holds something and may not be replaced.
     """
     path = Path(path)
     if not replace:
         refuse_used(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     _remove_abandoned(path)
+    if not replace:
+        refuse_used(path)  # it may be back
     temporary = _temporary(path)
     temporary.mkdir()
     try:
@@ -111,13 +114,30 @@ def _host() -> str:
     return re.sub(r"[^A-Za-z0-9]", "_", platform.node()) or "host"
 
 
+def put_back(path: Path) -> None:
+    """Give ``path`` back what it held when a process of this machine died between the two renames.
+
+    Where that may not be written nothing changes. Raises nothing.
+    """
+    for entry in _left_by_the_dead(path, "old"):
+        if not path.exists():
+            with suppress(OSError):  # another process did it, or the folder may not be written
+                entry.rename(path)
+
+
 def _remove_abandoned(path: Path) -> None:
     """Remove what killed processes of this machine left while writing ``path``."""
-    pattern = re.compile(re.escape(f".{path.name}.tmp-{_host()}-") + r"(\d+)-[0-9a-f]{8}")
-    for entry in path.parent.iterdir():
-        match = pattern.fullmatch(entry.name)
-        if match and entry.is_dir() and not _alive(int(match.group(1))):
-            shutil.rmtree(entry, ignore_errors=True)
+    put_back(path)
+    for word in ("tmp", "old"):
+        for entry in _left_by_the_dead(path, word):
+            if entry.is_dir():
+                shutil.rmtree(entry, ignore_errors=True)
+
+
+def _left_by_the_dead(path: Path, word: str) -> list[Path]:
+    pattern = re.compile(re.escape(f".{path.name}.{word}-{_host()}-") + r"(\d+)-[0-9a-f]{8}")
+    found = [(entry, pattern.fullmatch(entry.name)) for entry in path.parent.iterdir()]
+    return [entry for entry, match in found if match and not _alive(int(match.group(1)))]
 
 
 def _alive(pid: int) -> bool:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 from posttune.errors import UserError
-from posttune.files import atomic_dir, atomic_write_bytes, atomic_write_text
+from posttune.files import atomic_dir, atomic_write_bytes, atomic_write_text, put_back
 
 
 def names(folder: Path) -> set[str]:
@@ -114,6 +114,47 @@ def test_what_a_killed_process_left_is_removed_by_the_next(tmp_path: Path) -> No
     with atomic_dir(tmp_path / "out"):
         pass
     assert names(tmp_path) == {"out"}
+
+
+BETWEEN_THE_RENAMES = """
+import os, signal, sys
+from pathlib import Path
+from posttune.files import atomic_dir
+rename, calls = Path.replace, []
+def replace(self, target):
+    calls.append(target)
+    if len(calls) == int(sys.argv[2]):
+        os.kill(os.getpid(), signal.SIGKILL)
+    return rename(self, target)
+Path.replace = replace
+with atomic_dir(sys.argv[1], replace=True) as folder:
+    (folder / "new").write_text("x")
+"""
+
+
+def killed_between_the_renames(path: Path) -> None:
+    path.mkdir()
+    (path / "old").touch()
+    done = subprocess.run([sys.executable, "-c", BETWEEN_THE_RENAMES, str(path), "2"])
+    assert done.returncode == -signal.SIGKILL
+    assert not path.exists()
+
+
+def test_what_was_giving_way_when_its_process_died_comes_back(tmp_path: Path) -> None:
+    killed_between_the_renames(tmp_path / "out")
+    put_back(tmp_path / "out")
+    assert names(tmp_path / "out") == {"old"}
+    with atomic_dir(tmp_path / "out", replace=True) as folder:
+        (folder / "newer").touch()
+    assert names(tmp_path / "out") == {"newer"}
+    assert names(tmp_path) == {"out"}
+
+
+def test_nothing_is_written_over_what_comes_back(tmp_path: Path) -> None:
+    killed_between_the_renames(tmp_path / "out")
+    with pytest.raises(UserError, match="exists already"), atomic_dir(tmp_path / "out"):
+        pass
+    assert names(tmp_path / "out") == {"old"}
 
 
 def test_the_slower_of_two_writers_is_refused(tmp_path: Path) -> None:

@@ -28,6 +28,7 @@ from typing import Any
 
 from posttune.checkpoint.parts import MAIN, Described
 from posttune.errors import CheckpointError
+from posttune.files import put_back
 
 log = logging.getLogger("posttune.checkpoint")
 
@@ -37,6 +38,7 @@ TENSORS = "tensors"
 HF = "hf"
 PARTS = "parts.json"
 _NAME = re.compile(r"global_step_(\d+)")
+_REPLACED = re.compile(r"\.global_step_(\d+)\.old-")
 _PROBE = 1 << 20
 
 
@@ -105,14 +107,22 @@ def what_is_missing(path: Path) -> str | None:
 def latest(folder: Path) -> Path | None:
     """The whole checkpoint with the highest step in ``folder``; None where there is none.
 
-    A newer one that is not whole is passed over, and said to be.
+    A newer one that is not whole is passed over, and said to be. One that was giving way to another of
+    its step when its process died is put in its place again.
     """
+    for number in _giving_way(folder):
+        put_back(folder / f"global_step_{number}")
     for path in _newest_first(folder):
         fault = what_is_missing(path)
         if fault is None:
             return path
         log.warning("%s is passed over: %s", path, fault)
     return None
+
+
+def _giving_way(folder: Path) -> set[str]:
+    found = (_REPLACED.match(path.name) for path in folder.glob(".global_step_*.old-*"))
+    return {match[1] for match in found if match}
 
 
 def _newest_first(folder: Path) -> list[Path]:
