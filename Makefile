@@ -2,7 +2,8 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help install quickstart test test-fast check lint types limits docs bench test-gpu dist readme clean constraints
+.PHONY: help install quickstart test test-fast check lint types limits docs bench test-engines test-gpu dist readme \
+  clean constraints
 
 PYTHON ?= python3
 VENV := .venv
@@ -16,6 +17,13 @@ PYTEST := $(BIN)/python -m pytest
 QUICK := runs/quickstart
 QUICK_DATA := runs/quickstart-data
 DIST ?= dist
+# Engines that run on a CPU: one environment for each plugins/NAME/constraints/*-cpu-*.txt, which lists it whole.
+# The newest of a plugin is called NAME, any other as its file is.
+ENGINE_FILES := $(sort $(wildcard plugins/*/constraints/*-cpu-*.txt))
+plugin_of = $(word 2,$(subst /, ,$(1)))
+newest_of = $(lastword $(filter plugins/$(call plugin_of,$(1))/%,$(ENGINE_FILES)))
+engine_of = $(if $(filter $(1),$(call newest_of,$(1))),$(call plugin_of,$(1)),$(basename $(notdir $(1))))
+ENGINES ?= $(foreach file,$(ENGINE_FILES),$(call engine_of,$(file)))
 
 # Sleeping OpenMP threads do not steal the other worker's core; nothing is fetched from a hub.
 export OMP_WAIT_POLICY := passive
@@ -69,6 +77,21 @@ bench: $(STAMP)  ## Start-up time, and speed and padding of an RL step.
 	$(BIN)/python benchmarks/startup.py
 	$(BIN)/python benchmarks/step.py
 
+test-engines: $(addprefix test-engine-,$(ENGINES))  ## Real engines on a CPU, each in an environment of its own.
+
+define ENGINE_RULES
+.PHONY: test-engine-$(2)
+test-engine-$(2): .venv-$(2)/.installed
+	OMP_NUM_THREADS=1 .venv-$(2)/bin/python -m pytest -q plugins/$(3) $$(ARGS)
+
+.venv-$(2)/.installed: $(1) core/pyproject.toml plugins/$(3)/pyproject.toml
+	test -x .venv-$(2)/bin/python || $(PYTHON) -m venv .venv-$(2)
+	.venv-$(2)/bin/python -m pip install -q --no-deps -r $(1)
+	.venv-$(2)/bin/python -m pip install -q --no-deps --no-build-isolation -e ./core -e ./plugins/$(3)
+	@touch $$@
+endef
+$(foreach file,$(ENGINE_FILES),$(eval $(call ENGINE_RULES,$(file),$(call engine_of,$(file)),$(call plugin_of,$(file)))))
+
 test-gpu: $(STAMP)  ## Tests that need an accelerator.
 	$(PYTEST) -q -m gpu $(ARGS)
 
@@ -84,5 +107,5 @@ readme:  ## The plugin table of the README, from the metadata.
 	$(PYTHON) tools/plugin_table.py README.md $(PROJECTS)
 
 clean:  ## Remove what the targets made, runs excepted.
-	rm -rf $(VENV) dist site build .mypy_cache .pytest_cache .ruff_cache
+	rm -rf $(VENV) $(wildcard .venv-*) dist site build .mypy_cache .pytest_cache .ruff_cache
 	find core plugins tests tools benchmarks configs -name __pycache__ -prune -exec rm -rf {} +

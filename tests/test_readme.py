@@ -4,11 +4,13 @@
 <!-- block: file NAME -->    written to that folder
 <!-- block: config -->       a whole configuration: checked
 <!-- block: rl -->           a part of an rl stage: checked within a whole configuration
+<!-- block: engine -->       the same with an engine: that it is not installed may be its only problem
 <!-- block: dry -->          downloads or trains: targets exist, commands and options exist, packages are ours
 """
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shlex
@@ -93,12 +95,26 @@ def check_config(block: Block, folder: Path) -> None:
 
 def check_rl(block: Block, folder: Path) -> None:
     """The block is valid within an rl stage."""
+    write_rl(block, folder)
+    run(["posttune", "config", "check", "block.yaml"], folder)
+
+
+def check_engine(block: Block, folder: Path) -> None:
+    """The block is valid within an rl stage, in an environment that has the engine."""
+    write_rl(block, folder)
+    command = [Path(sys.executable).with_name("posttune"), "config", "check", "block.yaml", "--json"]
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=120, check=False)
+    problems = json.loads(done.stdout)["problems"]
+    assert all("is not installed (next: pip install" in each["message"] for each in problems), problems
+
+
+def write_rl(block: Block, folder: Path) -> None:
+    """A whole configuration around a part of an rl stage."""
     yaml = YAML(typ="safe", pure=True)
     stage = {"model": "model", "data": "data", "steps": 1, "rewards": [{"name": "gsm8k"}]}
     stage |= yaml.load(block.text)
     with (folder / "block.yaml").open("w", encoding="utf-8") as file:
         yaml.dump({"output": "runs/block", "stages": {"rl": stage}}, file)
-    run(["posttune", "config", "check", "block.yaml"], folder)
 
 
 def check_dry(block: Block, folder: Path) -> None:
@@ -154,7 +170,14 @@ DRY = {
     "cookiecutter": dry_tool,
     "python": dry_tool,
 }
-CHECKS = {"run": check_run, "file": check_file, "config": check_config, "rl": check_rl, "dry": check_dry}
+CHECKS = {
+    "run": check_run,
+    "file": check_file,
+    "config": check_config,
+    "rl": check_rl,
+    "engine": check_engine,
+    "dry": check_dry,
+}
 
 
 @pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))
