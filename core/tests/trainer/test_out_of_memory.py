@@ -19,6 +19,7 @@ from posttune.trainer import _update
 from posttune.trainer.metrics import Meter
 
 CUDA = "CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity of 39.95 GiB."
+CPU_DEVICE = torch.device("cpu")
 CPU = "[enforce fail at alloc_cpu.cpp:126] err == 0. DefaultCPUAllocator: can't allocate memory: you tried"
 
 
@@ -36,7 +37,7 @@ def test_the_phase_the_ledger_and_three_changes(
     monkeypatch.setattr(_update, "response_logprobs", failing(error))
     stage = toy.rl(task, packing={"micro_batch_tokens": 512})
     made = toy.context(tmp_path, {"rl": stage}, "rl")
-    with pytest.raises(RunError) as caught, explained("rl", made.run.stages["rl"]):
+    with pytest.raises(RunError) as caught, explained("rl", made.run.stages["rl"], CPU_DEVICE):
         toy.run_stage(tmp_path, stage)
     text = str(caught.value)
     assert caught.value.exit_code == 1
@@ -81,7 +82,7 @@ def test_an_engines_error_is_seen_through() -> None:
 
 def test_another_error_stays_what_it_is(task: Path, tmp_path: Path) -> None:
     stage = toy.context(tmp_path, {"sft": toy.sft(task)}, "sft").run.stages["sft"]
-    with pytest.raises(RuntimeError, match="shapes"), explained("sft", stage):
+    with pytest.raises(RuntimeError, match="shapes"), explained("sft", stage, CPU_DEVICE):
         raise RuntimeError("shapes cannot be multiplied")
     assert cause(ValueError("out of memory")) is None
 
@@ -130,7 +131,11 @@ def test_on_a_gpu_the_allocators_own_error_is_explained(task: Path, tmp_path: Pa
     torch.cuda.set_per_process_memory_fraction(0.01)
     try:
         stage = toy.context(tmp_path, {"sft": toy.sft(task)}, "sft").run.stages["sft"]
-        with pytest.raises(RunError, match="out of memory"), explained("sft", stage), Meter().timed("update"):
+        with (
+            pytest.raises(RunError, match="out of memory"),
+            explained("sft", stage, device),
+            Meter().timed("update"),
+        ):
             torch.empty(1 << 34, dtype=torch.uint8, device=device)
     finally:
         torch.cuda.set_per_process_memory_fraction(1.0)

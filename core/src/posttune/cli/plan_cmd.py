@@ -43,15 +43,16 @@ def command(
 ) -> None:
     """Estimate the memory that each phase of CONFIG will take, before anything runs.
 
-    Of the models only config.json is read. Not counted: what CUDA itself takes, about 0.5 GiB, and what
-    the allocator cannot use.
+    Of the models only config.json is read, and no plugin is loaded: an engine need not be installed here.
+    Not counted: what CUDA itself takes, about 0.5 GiB, what an engine keeps while it sleeps, about 2 GiB,
+    and what the allocator cannot use.
     """
-    from posttune.config.load import check_config
+    from posttune.config.load import load_config
     from posttune.plan.estimate import Setting, plan_run
 
     setting = Setting(gpus, None if memory is None else int(memory * GIB), prompt_tokens)
     with only_json(as_json):
-        plans = plan_run(check_config(config, overrides).config, setting)
+        plans = plan_run(load_config(config, overrides).config, setting)
     if as_json:
         emit_json(
             {"gpus": gpus, "stages": {each.stage: document(each, setting.device_bytes) for each in plans}}

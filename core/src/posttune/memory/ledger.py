@@ -52,7 +52,14 @@ class Ledger:
         self.failed = ""  # the phase that an error left
         self._tenants: dict[str, Tenant] = {}
         self._running: list[Row] = []
+        self._names: list[str] = []
         self._step = Row()
+
+    @property
+    def present(self) -> str:
+        """The innermost phase that runs, else nothing."""
+        names = self._names[-1:]  # in one go: another thread may look
+        return names[0] if names else ""
 
     def watch(self, name: str, model: nn.Module, optimizer: Optimizer | None = None) -> None:
         """Count a model's weights, and its optimiser's moments, from now on."""
@@ -61,7 +68,7 @@ class Ledger:
     def restart(self, device: torch.device) -> None:
         """A step begins."""
         self.device, self.gradients, self.failed = device, 0, ""
-        self.phases, self._running, self._step = {}, [], Row()
+        self.phases, self._running, self._names, self._step = {}, [], [], Row()
         if device.type == "cuda":
             torch.cuda.reset_peak_memory_stats(device)
 
@@ -70,6 +77,7 @@ class Ledger:
         """Measure the block. A phase within another counts in both; one that comes again, once more."""
         self._fold()
         self._running.append(Row())
+        self._names.append(name)
         try:
             yield
         except BaseException:
@@ -77,6 +85,7 @@ class Ledger:
             raise
         finally:
             self._fold()
+            self._names.pop()
             self._note(name, self._running.pop())
 
     def _note(self, name: str, row: Row) -> None:

@@ -20,8 +20,9 @@ log = logging.getLogger("posttune.memory")
 
 
 @contextmanager
-def explained(name: str, stage: object) -> Iterator[None]:
+def explained(name: str, stage: object, device: torch.device) -> Iterator[None]:
     """Turn running out of memory in the block into a `RunError` with the ledger and what to change."""
+    LEDGER.restart(device)
     try:
         yield
     except (RuntimeError, MemoryError, RunError) as error:

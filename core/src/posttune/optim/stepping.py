@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from posttune.distributed import gradients
+from posttune.memory.host import host_empty
 from posttune.optim.make import set_group_lr, set_lr
 from posttune.optim.states import moved, parameters_of, plain_state
 
@@ -60,6 +61,12 @@ class HostStates:
             if param.grad is not None:
                 self.step_one(param)
                 param.grad = None
+        self.settle()
+
+    def settle(self) -> None:
+        """Wait until the host's copies are what was computed."""
+        if any(param.device.type == "cuda" for param in parameters_of(self.optimizer)):
+            torch.cuda.synchronize()
 
     def step_one(self, param: nn.Parameter) -> None:
         """One step of ``param``, whose state comes and goes."""
@@ -98,7 +105,7 @@ def counts_beside(optimizer: Optimizer) -> bool:
 def _host_copies(name: str, value: Tensor) -> dict[str, Tensor]:
     pinned = value.device.type == "cuda"
     return {
-        inner: torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=pinned)
+        inner: host_empty(tensor.shape, tensor.dtype, pinned=pinned)
         for inner, tensor in plain_state({name: value}).items()
     }
 

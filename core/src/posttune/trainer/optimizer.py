@@ -111,6 +111,8 @@ class BackwardStepper(Stepper):
         finite = math.isfinite(norm) and math.isfinite(loss)
         self.in_a_row = 0 if finite else self.in_a_row + 1
         self._squares, self._lr = {}, None
+        if self.host is not None:
+            self.host.settle()
         return norm
 
     def _arrived(self, param: torch.Tensor) -> None:
