@@ -13,6 +13,7 @@ import torch
 from posttune.config.models import PackingConfig
 from posttune.data.conversion import ConvertRequest, convert
 from posttune.data.dataset import SampleDataset
+from posttune.distributed.ranks import Ranks
 from posttune.errors import ConfigError, DataError, ModelError
 from posttune.models.tokenizer import byte_tokenizer
 from posttune.trainer._holdout import split
@@ -90,12 +91,11 @@ def test_scores_are_read_at_the_end_of_the_sequence(task: Path) -> None:
 def test_packed_equals_unpacked(task: Path, tmp_path: Path) -> None:
     model = toy.prepared(tmp_path, toy.stage(task)).loaded.model
     pairs = read_pairs(SampleDataset(task / "data"), range(13))
-    device = torch.device("cpu")
     alone = [
-        margins(model, next(iter(pair_batches([pair], PackingConfig(), device)))).detach() for pair in pairs
+        margins(model, next(iter(pair_batches([pair], PackingConfig(), Ranks())))).detach() for pair in pairs
     ]
     for packing in (PackingConfig(row_tokens=200), PackingConfig(micro_batch_tokens=64)):
-        batches = list(pair_batches(pairs, packing, device))
+        batches = list(pair_batches(pairs, packing, Ranks()))
         assert sum(len(batch.order) for batch in batches) == 26
         for batch in batches:
             found = margins(model, batch)

@@ -13,8 +13,11 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
+from posttune.distributed.tensors import settle
 from posttune.errors import CheckpointError
 from posttune.models.heads import HEAD
+from posttune.optim.states import plain_state
+from posttune.optim.stepping import keeps_wrapped, materialise
 
 Shapes = Mapping[str, tuple[tuple[int, ...], torch.dtype]]
 _ADAPTER = ".lora_"
@@ -24,6 +27,7 @@ _IMPLEMENTATION = {"fused", "foreach", "capturable", "differentiable"}
 
 def model_tensors(model: nn.Module, *, adapters_only: bool) -> dict[str, torch.Tensor]:
     """Parameters and buffers, tied ones once; the module's own storage, not copies."""
+    settle(model)
     found: dict[str, torch.Tensor] = {}
     seen: set[int] = set()
     for name, tensor in model.state_dict(keep_vars=True).items():
@@ -45,8 +49,7 @@ def optimizer_tensors(model: nn.Module, optimizer: Optimizer) -> dict[str, torch
     return {
         f"optimizer/{_name(names, parameter)}/{quantity}": value
         for parameter, state in optimizer.state.items()
-        for quantity, value in state.items()
-        if isinstance(value, torch.Tensor)
+        for quantity, value in plain_state(state).items()
     }
 
 
@@ -139,6 +142,8 @@ def empty_optimizer_tensors(
 
     Step counts are on the CPU unless the optimiser is fused or capturable, as torch itself has it.
     """
+    if keeps_wrapped(optimizer):
+        return _own_tensors(model, optimizer, stored)
     parameters = dict(model.named_parameters())
     counts_beside = {
         id(parameter)
@@ -161,6 +166,12 @@ def empty_optimizer_tensors(
     return found
 
 
+def _own_tensors(model: nn.Module, optimizer: Optimizer, stored: Shapes) -> dict[str, torch.Tensor]:
+    """The storage of the state itself, of an optimiser that keeps its moments in classes of its own."""
+    materialise(optimizer)
+    return {key: value for key, value in optimizer_tensors(model, optimizer).items() if key in stored}
+
+
 def restore_optimizer(
     model: nn.Module, optimizer: Optimizer, tensors: Mapping[str, torch.Tensor], settings: Mapping[str, Any]
 ) -> None:
@@ -173,9 +184,10 @@ def restore_optimizer(
     for key, tensor in tensors.items():
         name, _, quantity = key.removeprefix("optimizer/").rpartition("/")
         state.setdefault(name, {})[quantity] = tensor
-    optimizer.state.clear()
-    for name, entries in state.items():
-        optimizer.state[parameters[name]] = entries
+    if not keeps_wrapped(optimizer):  # of such a one the state has been read in place
+        optimizer.state.clear()
+        for name, entries in state.items():
+            optimizer.state[parameters[name]] = entries
     for group, saved in zip(optimizer.param_groups, settings["groups"], strict=True):
         for key, value in saved.items():
             if key != "params" and key not in _IMPLEMENTATION:

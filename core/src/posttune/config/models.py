@@ -18,6 +18,10 @@ from posttune.config.base import PositiveFloat as PositiveFloat
 from posttune.config.base import RewardRef as RewardRef
 from posttune.config.base import Strict as Strict
 from posttune.config.base import Told as Told
+from posttune.config.checkpoints import CheckpointConfig as CheckpointConfig
+from posttune.config.memory import MemoryConfig as MemoryConfig
+from posttune.config.memory import OptimizerConfig as OptimizerConfig
+from posttune.config.parallel import ParallelConfig as ParallelConfig
 from posttune.config.rl import AlarmsConfig as AlarmsConfig
 from posttune.config.rl import DynamicSamplingConfig as DynamicSamplingConfig
 from posttune.config.rl import KLConfig as KLConfig
@@ -144,21 +148,6 @@ DataRef = Annotated[
 ]
 
 
-class OptimizerConfig(Strict):
-    """AdamW (Loshchilov & Hutter 2019, arXiv:1711.05101) with warm-up and a schedule."""
-
-    lr: NonNegativeFloat = Field(default=1e-5, description="Peak learning rate.")
-    betas: list[float] = Field(default_factory=lambda: [0.9, 0.999], min_length=2, max_length=2)
-    eps: PositiveFloat = Field(default=1e-8)
-    weight_decay: NonNegativeFloat = Field(default=0.0, description="Not applied to vectors (norms, biases).")
-    warmup_steps: NonNegative = Field(default=0, description="Steps of linear warm-up.")
-    schedule: Literal["constant", "linear", "cosine"] = Field(
-        default="constant", description="After the warm-up."
-    )
-    min_lr_ratio: Fraction = Field(default=0.0, description="Floor of the schedule, as a share of lr.")
-    grad_clip: NonNegativeFloat = Field(default=1.0, description="Largest global gradient norm; 0 is off.")
-
-
 class PackingConfig(Strict):
     """How sequences share rows and rows share a forward pass."""
 
@@ -166,16 +155,6 @@ class PackingConfig(Strict):
     row_tokens: Positive | None = Field(
         default=None,
         description="Length of a row of packed sequences; chosen from the lengths where none is given.",
-    )
-
-
-class CheckpointConfig(Strict):
-    """When checkpoints are written."""
-
-    every: NonNegative = Field(default=0, description="Steps between checkpoints; 0: only at the end.")
-    keep_last: Positive | None = Field(default=None, description="Older ones are removed; none: keep all.")
-    keep_best: str | None = Field(
-        default=None, description="Save whenever this validation metric is at its highest, and keep that one."
     )
 
 
@@ -268,6 +247,7 @@ class SftStage(Stage):
     epochs: PositiveFloat | None = Field(default=None, description="Passes over the data; or give steps.")
     optimizer: OptimizerConfig = Field(default_factory=OptimizerConfig)
     packing: PackingConfig = Field(default_factory=PackingConfig)
+    memory: MemoryConfig = Field(default_factory=MemoryConfig)
     checkpoint: CheckpointConfig = Field(default_factory=CheckpointConfig)
     evaluate: ValidationConfig | None = None
 
@@ -284,6 +264,7 @@ class RewardModelStage(Stage):
     holdout: HoldoutConfig = Field(default_factory=HoldoutConfig, description="What is not trained on.")
     optimizer: OptimizerConfig = Field(default_factory=OptimizerConfig)
     packing: PackingConfig = Field(default_factory=PackingConfig)
+    memory: MemoryConfig = Field(default_factory=MemoryConfig)
     checkpoint: CheckpointConfig = Field(default_factory=CheckpointConfig)
 
 
@@ -315,6 +296,7 @@ class RlStage(Stage):
     epochs: PositiveFloat | None = Field(default=None, description="Passes over the prompts; or give steps.")
     optimizer: OptimizerConfig = Field(default_factory=OptimizerConfig)
     packing: PackingConfig = Field(default_factory=PackingConfig)
+    memory: MemoryConfig = Field(default_factory=MemoryConfig)
     checkpoint: CheckpointConfig = Field(default_factory=CheckpointConfig)
     evaluate: ValidationConfig | None = None
 
@@ -336,6 +318,8 @@ class ExportStage(Stage):
     kind: Literal["export"] = "export"
     model: str = Field(description="An earlier stage, a checkpoint, or a Hugging Face folder.")
     to: str | None = Field(default=None, description="Defaults to export of the run folder.")
+    base: str | None = Field(default=None, description="The model of adapters; where no file names it.")
+    part: str | None = Field(default=None, description="A checkpoint's other model, such as critic.")
     exporter: PluginRef = Field(default_factory=lambda: PluginRef(name="hf"))
     dtype: Literal["keep", "float32", "bfloat16", "float16"] = "keep"
 
@@ -364,6 +348,9 @@ class RunConfig(Told):
     device: str = Field(default="auto", description="auto, cpu, cuda, cuda:1 …")
     threads: Positive | None = Field(
         default=None, description="CPU threads of torch; its own choice where none."
+    )
+    parallel: ParallelConfig = Field(
+        default_factory=ParallelConfig, description="How models lie on several processes."
     )
     observers: list[PluginRef] = Field(
         default_factory=lambda: [

@@ -53,7 +53,8 @@ def evaluate(
     mine = indices if ranks is None else ranks.share(indices)
     judged: list[Judged] = []
     seconds = 0.0
-    for start in range(0, len(mine), CHUNK):
+    rounds = len(mine) if ranks is None else ranks.longest_share(size)
+    for start in range(0, rounds, CHUNK):
         chunk = mine[start : start + CHUNK]
         more, took = _answered(engine, tokenizer, dataset, rewards, sampling, chunk, seed)
         judged += more

@@ -14,6 +14,7 @@ from posttune.types import BackendInfo, Completion, FinishReason, Request, Rollo
 
 if TYPE_CHECKING:
     import torch
+    from torch import nn
 
 State = Literal["new", "ready", "asleep", "half awake", "stopped"]
 _REASONS = get_args(FinishReason)
@@ -35,6 +36,7 @@ class RolloutEngine:
         self._state: State = "new"
         self._fresh = True  # no weights were lost to sleep
         self._info: BackendInfo | None = None
+        self._live: nn.Module | None = None  # the trainer's model, where the engine computes with it
         self.version = 0
 
     def __enter__(self) -> Self:
@@ -64,6 +66,7 @@ class RolloutEngine:
         if not isinstance(info, BackendInfo):
             raise self._member.wrong("rollout_backend_start", f"{shown(info)}, not BackendInfo")
         self._info = info
+        self._live = context.live_model if info.shares_weights else None
         self._state = "ready"
         return info
 
@@ -71,6 +74,7 @@ class RolloutEngine:
         """Answer every request ``sampling.n`` times: ``len(requests) * n`` completions, request-major."""
         self._require("generate", "ready")
         if not requests:
+            self._take_part()
             return []
         answers = self._member.call(_GENERATE, requests=requests, sampling=sampling)
         if not isinstance(answers, list | tuple):
@@ -85,6 +89,14 @@ class RolloutEngine:
             if fault:
                 raise self._member.wrong(_GENERATE, f"{fault} at position {position}, request {request.id}")
         return list(answers)
+
+    def _take_part(self) -> None:
+        """A model that is cut over processes is put together by all, also those with nothing to ask."""
+        if self._live is not None:
+            from posttune.distributed.tensors import whole
+
+            with whole(self._live):
+                pass
 
     def load_weights(
         self, tensors: Iterable[tuple[str, torch.Tensor]], version: int, adapter: str | None = None

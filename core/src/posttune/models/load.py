@@ -62,11 +62,17 @@ class LoadedModel:
 
 
 def load_model(
-    config: ModelConfig, path: Path | None, *, seed: int, device: str | torch.device = "cpu"
+    config: ModelConfig,
+    path: Path | None,
+    *,
+    seed: int,
+    device: str | torch.device = "cpu",
+    move: bool = True,
 ) -> LoadedModel:
     """Load ``path`` (a Hugging Face folder, a checkpoint, a run folder), or make ``config.init``.
 
-    Weights that are made, and adapters, are a function of ``seed`` alone, on every device.
+    Weights that are made, and adapters, are a function of ``seed`` alone, on every device. Without
+    ``move`` they stay on the CPU, for whoever places them on the device in parts.
     Raises `ModelError` and `CheckpointError`.
     """
     if path is None and config.init is None:
@@ -87,7 +93,8 @@ def load_model(
         source, base_dtype = opened.path, opened.dtype
     check_vocabulary(model.config, tokenizer)
     tied = embeddings_tied(model)
-    cast(torch.nn.Module, model).to(device)
+    if move:
+        cast(torch.nn.Module, model).to(device)
     model = prepare(model, config, seed)
     return LoadedModel(model=model, tokenizer=tokenizer, source=source, base_dtype=base_dtype, tied=tied)
 
@@ -213,23 +220,23 @@ def eos_ids(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> froze
 class Reference:
     """The policy as it was when the stage began."""
 
-    _model: PreTrainedModel
+    model: PreTrainedModel
     _adapters_off: bool
 
     @contextmanager
     def use(self) -> Iterator[PreTrainedModel]:
         """Yield the reference in eval mode, without gradient; the trained model is as before afterwards."""
-        training = self._model.training
-        self._model.eval()
+        training = self.model.training
+        self.model.eval()
         try:
             with torch.no_grad():
                 if self._adapters_off:
-                    with cast(peft.PeftModel, self._model).disable_adapter():
-                        yield self._model
+                    with cast(peft.PeftModel, self.model).disable_adapter():
+                        yield self.model
                 else:
-                    yield self._model
+                    yield self.model
         finally:
-            self._model.train(training)
+            self.model.train(training)
 
 
 def load_reference(loaded: LoadedModel) -> Reference:

@@ -18,7 +18,12 @@ from posttune.models.values import check_packing
 
 
 def load_reward_model(
-    config: ModelConfig, path: Path | None, *, seed: int, device: str | torch.device = "cpu"
+    config: ModelConfig,
+    path: Path | None,
+    *,
+    seed: int,
+    device: str | torch.device = "cpu",
+    move: bool = True,
 ) -> LoadedModel:
     """A sequence-classification model with one label, from a language model or from a reward model.
 
@@ -26,42 +31,54 @@ def load_reward_model(
     head is new and drawn with ``seed``. The padding token becomes one that can end no sequence: see
     `choose_padding`. Raises `ModelError` and `CheckpointError`.
     """
-    loaded = _load(config, path, seed, device, std=None)
+    loaded = _load(config, path, seed, device, std=None, move=move)
     choose_padding(loaded.tokenizer, loaded.model.config)
     return loaded
 
 
 def load_critic(
-    config: ModelConfig, path: Path | None, *, seed: int, device: str | torch.device = "cpu"
+    config: ModelConfig,
+    path: Path | None,
+    *,
+    seed: int,
+    device: str | torch.device = "cpu",
+    move: bool = True,
 ) -> LoadedModel:
     """A model whose head gives the value of every token; from a language model its first values are 0.
 
     From a reward model (a folder, a checkpoint) the head is kept. Raises as `load_reward_model`.
     """
-    return _load(config, path, seed, device, std=0.0)
+    return _load(config, path, seed, device, std=0.0, move=move)
 
 
 def _load(
-    config: ModelConfig, path: Path | None, seed: int, device: str | torch.device, std: float | None
+    config: ModelConfig,
+    path: Path | None,
+    seed: int,
+    device: str | torch.device,
+    std: float | None,
+    *,
+    move: bool,
 ) -> LoadedModel:
     who = f"model {path}" if path is not None else "model.init"
     if path is not None and is_classifier(open_source(path).config):
-        loaded = _load_trained(config, path, device)
+        loaded = _load_trained(config, path, device, move=move)
     else:
         bare = config.model_copy(update={"lora": None, "gradient_checkpointing": False})
-        loaded = load_model(bare, path, seed=seed, device=device)
+        loaded = load_model(bare, path, seed=seed, device=device, move=move)
         loaded = replace(loaded, model=add_head(loaded.model, who=who, seed=seed, std=std), tied=False)
     check_scalar(loaded.model, who=who)
     check_packing(loaded.model, who=who)
     return replace(loaded, model=prepare(loaded.model, config, seed))
 
 
-def _load_trained(config: ModelConfig, path: Path, device: str | torch.device) -> LoadedModel:
+def _load_trained(config: ModelConfig, path: Path, device: str | torch.device, *, move: bool) -> LoadedModel:
     opened = open_source(path)
     dtype = cast(torch.dtype, getattr(torch, config.dtype))
     attention = attention_name(config.attention, dtype=dtype, device=torch.device(device))
     model = opened.load_merged(dtype=dtype, attention=attention)
     tokenizer = load_tokenizer(config.tokenizer or opened.tokenizer_dir)
     check_vocabulary(model.config, tokenizer)
-    cast(torch.nn.Module, model).to(device)
+    if move:
+        cast(torch.nn.Module, model).to(device)
     return LoadedModel(model, tokenizer, opened.path, opened.dtype, tied=False)

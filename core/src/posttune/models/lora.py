@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any, cast
 
 import peft
 import torch
 from peft.tuners.lora import LoraLayer
 from torch import nn
+from torch.distributed.tensor import DTensor
 from transformers import PreTrainedModel
 
 from posttune.config.models import LoraConfig
+from posttune.distributed.tensors import full
 from posttune.errors import CheckpointError, ModelError
 from posttune.models.heads import HEAD, find_head, float_head
 
@@ -116,11 +119,31 @@ def from_description(description: Mapping[str, Any], *, who: str) -> LoraConfig:
 
 
 def merged_weight(layer: nn.Module) -> torch.Tensor:
-    """Weight of the wrapped layer with its update added, in float32."""
+    """Weight of the wrapped layer with its update added, in float32; whole where it is cut."""
     lora = cast(Any, layer)
-    weight: torch.Tensor = lora.get_base_layer().weight.detach()
-    update: torch.Tensor = lora.get_delta_weight(ADAPTER).detach()
+    weight = full(lora.get_base_layer().weight.detach())
+    with _whole_adapters(layer):
+        update: torch.Tensor = lora.get_delta_weight(ADAPTER).detach()
     return weight.float() + update.float()
+
+
+@contextmanager
+def _whole_adapters(layer: nn.Module) -> Iterator[None]:
+    """Adapters that are cut over processes are whole inside, as copies."""
+    cut = [
+        (module, name, parameter)
+        for path, module in layer.named_modules()
+        if "lora_" in path
+        for name, parameter in module.named_parameters(recurse=False)
+        if isinstance(parameter, DTensor)
+    ]
+    try:
+        for module, name, parameter in cut:
+            setattr(module, name, nn.Parameter(full(parameter.detach()), requires_grad=False))
+        yield
+    finally:
+        for module, name, parameter in cut:
+            setattr(module, name, parameter)
 
 
 def merge(model: PreTrainedModel) -> PreTrainedModel:

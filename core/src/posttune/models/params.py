@@ -12,6 +12,7 @@ from transformers import PreTrainedModel
 from transformers.conversion_mapping import get_model_conversion_mapping
 from transformers.core_model_loading import PrefixChange, revert_weight_conversion
 
+from posttune.distributed.tensors import full, settle
 from posttune.models.lora import inner_model, merged_weight
 
 _WRAPPED = ".base_layer."
@@ -20,12 +21,16 @@ _WRAPPED = ".base_layer."
 def named_hf_tensors(model: nn.Module, *, exact: bool = False) -> Iterator[tuple[str, torch.Tensor]]:
     """Every weight once, as (Hugging Face name, detached tensor); adapters are merged on the fly.
 
+    A weight that is cut over processes comes whole, gathered as it is asked for: every process must
+    then ask for all.
+
     A merged weight has the model's own type, or with ``exact`` the float32 that it was computed in.
     Of tied weights only the first name comes (the input embedding's). Nothing is copied but what a
     merge must create, one tensor at a time, unless the architecture stores its weights in another
     shape than it computes with (fused experts).
     """
     inner = inner_model(model)
+    settle(inner)
     if _stored_differently(inner):
         yield from revert_weight_conversion(inner, dict(_merged(inner, exact))).items()
     else:
@@ -44,7 +49,7 @@ def _merged(model: PreTrainedModel, exact: bool) -> Iterator[tuple[str, torch.Te
             weight = merged_weight(cast(nn.Module, wrapped[layer]))
             yield name.replace(_WRAPPED, "."), weight if exact else weight.to(tensor.dtype)
         else:
-            yield name.replace(_WRAPPED, "."), tensor.detach()
+            yield name.replace(_WRAPPED, "."), full(tensor.detach())
 
 
 def _stored_differently(model: PreTrainedModel) -> bool:

@@ -10,6 +10,7 @@ from torch import Tensor
 from transformers import PretrainedConfig, PreTrainedModel
 
 from posttune.config.models import DType, ModelConfig
+from posttune.distributed.tensors import least
 from posttune.errors import DataError, RunError
 from posttune.models.load import load_model
 from posttune.models.lora import inner_model
@@ -99,7 +100,8 @@ class Engine:
         config = inner_model(self._model).config.get_text_config()
         per_token = _cache_bytes_per_token(config, self._model.dtype)
         per_row = LOGITS_COPIES * 4 * int(config.vocab_size)
-        return Limits(self._context.resources.max_sequences, self._budget(), per_token, per_row)
+        budget = least(self._model, self._budget())
+        return Limits(self._context.resources.max_sequences, budget, per_token, per_row)
 
     def _budget(self) -> int:
         if self._cache_mb is not None:

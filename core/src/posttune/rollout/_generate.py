@@ -11,9 +11,11 @@ from typing import TYPE_CHECKING, Any, cast
 import torch
 from torch import Tensor
 
+from posttune.distributed.tensors import whole
+from posttune.engines.drawing import uniforms
 from posttune.models.lora import inner_model
 from posttune.rollout._plan import Limits, Span, plan
-from posttune.rollout._sampling import draw, uniforms
+from posttune.rollout._sampling import draw
 from posttune.rollout._stop import StopStrings
 from posttune.types import Completion, Request, Sampling
 
@@ -37,7 +39,7 @@ def generate(
     """
     stop = StopStrings(tokenizer, sampling.stop)
     answers: dict[tuple[int, int], Completion] = {}
-    with for_generation(model):
+    with whole(model), for_generation(model):
         decoder = _Decoder(model)
         for spans in plan(requests, sampling.n, sampling.max_new_tokens, limits):
             batch = _Batch(decoder, requests, spans, sampling, stop)

@@ -59,15 +59,16 @@ def dry_run(loaded: LoadedConfig, resume: bool = False, world: int = 1) -> RunCh
     where: Keys = ("device",)
     try:
         Ranks.current(loaded.config.device)
+        shares = loaded.config.parallel.layout(world).data
         where = ("output",)
         plan = make_plan(loaded.config, folder, resume)
     except PosttuneError as error:
         return RunCheck([loaded.document.problem(where, _sentence(error))])
-    return check_run(loaded, folder, plan, world)
+    return check_run(loaded, folder, plan, shares)
 
 
 def check_run(loaded: LoadedConfig, folder: RunFolder, plan: Sequence[Step], world: int = 1) -> RunCheck:
-    """Check the stages that are left to run."""
+    """Check the stages that are left to run, each of whose batches ``world`` processes share."""
     return _Checker(loaded, folder, plan, world).check()
 
 

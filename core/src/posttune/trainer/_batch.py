@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 
 import torch
@@ -11,6 +12,9 @@ from torch import Tensor
 from posttune import _segments as segments
 from posttune.config.models import PackingConfig
 from posttune.data.packing import MicroPlan, ModelBatch, TokenSequence, collate, pack, plan, token_index
+from posttune.distributed import watch
+from posttune.distributed.ranks import Ranks
+from posttune.memory.residence import resident
 from posttune.models.forward import response_logprobs
 from posttune.trainer.metrics import Meter
 from posttune.types import Packed, Request, Sample
@@ -91,7 +95,7 @@ class Micro:
 def model_batches(
     sequences: Sequence[TokenSequence],
     packing: PackingConfig,
-    device: torch.device,
+    ranks: Ranks,
     meter: Meter | None = None,
 ) -> Iterator[ModelBatch]:
     """The sequences, packed; each once. With a meter, what the packing wastes is noted."""
@@ -99,15 +103,37 @@ def model_batches(
     plans = plan(lengths, micro_batch_tokens=packing.micro_batch_tokens, row_tokens=packing.row_tokens)
     if meter is not None:
         note_packing(meter, plans, lengths)
-    return (collate(sequences, micro, device) for micro in plans)
+    return in_step([(sequences, micro) for micro in plans], ranks)
+
+
+def in_step(parts: Sequence[tuple[Sequence[TokenSequence], MicroPlan]], ranks: Ranks) -> Iterator[ModelBatch]:
+    """The batches of these parts; where a model is cut, as many on every process: the last may be empty.
+
+    A forward or backward pass of such a model takes all processes.
+    """
+    missing = max(ranks.all_objects(len(parts))) - len(parts) if ranks.layout.sharded else 0
+    for number in range(len(parts) + missing):
+        with watch.waiting(f"the others' pass {number + 1}") if ranks.layout.sharded else nullcontext():
+            yield collate(*parts[number], ranks.device) if number < len(parts) else nothing(ranks.device)
+
+
+def nothing(device: torch.device) -> ModelBatch:
+    """A row of two tokens, neither of which is predicted; of no sequence."""
+    none = torch.zeros(0, dtype=torch.int64, device=device)
+    ids = torch.zeros(1, 2, dtype=torch.int64, device=device)
+    return ModelBatch(ids, torch.tensor([[0, 1]], device=device), none, none, pack([], device), ())
 
 
 def micro_batches(
-    batch: RolloutBatch, rows: Sequence[int], packing: PackingConfig, meter: Meter | None = None
+    batch: RolloutBatch,
+    rows: Sequence[int],
+    packing: PackingConfig,
+    ranks: Ranks,
+    meter: Meter | None = None,
 ) -> Iterator[Micro]:
     """The sequences ``rows`` of a batch, packed."""
     chosen = [batch.sequences[row] for row in rows]
-    for inputs in model_batches(chosen, packing, batch.packed.mask.device, meter):
+    for inputs in model_batches(chosen, packing, ranks, meter):
         order = [rows[number] for number in inputs.order]
         yield Micro(inputs, token_index(batch.packed.cu_seqlens, order))
 
@@ -130,15 +156,17 @@ def token_logprobs(
     rows: Sequence[int],
     packing: PackingConfig,
     temperature: float,
+    ranks: Ranks,
     *,
     entropy: bool = False,
 ) -> tuple[Tensor, Tensor | None]:
     """Log-probability (and entropy, nats) of each response token of ``rows``; float32 [N], 0 elsewhere."""
     logp = torch.zeros_like(batch.advantages)
     spread = torch.zeros_like(batch.advantages) if entropy else None
-    for micro in micro_batches(batch, rows, packing):
-        out = response_logprobs(model, micro.inputs, temperature=temperature, entropy=entropy)
-        logp[micro.index] = out.logp
-        if spread is not None and out.entropy is not None:
-            spread[micro.index] = out.entropy
+    with resident(model):
+        for micro in micro_batches(batch, rows, packing, ranks):
+            out = response_logprobs(model, micro.inputs, temperature=temperature, entropy=entropy)
+            logp[micro.index] = out.logp
+            if spread is not None and out.entropy is not None:
+                spread[micro.index] = out.entropy
     return logp, spread

@@ -134,7 +134,7 @@ class Collector:
 
     def _answer(self, prompts: Prompts, meter: Meter, sampling: Sampling | None = None) -> list[Sample]:
         with meter.timed("rollout"):
-            completions = self.engine.generate(prompts.requests, sampling or self.sampling)
+            completions = self.ranks.agreed(self.engine.generate(prompts.requests, sampling or self.sampling))
         return make_samples(prompts.rows, prompts.requests, completions, self.tokenizer, prompts.origins)
 
     def _answer_greedily(self, prompts: Prompts, meter: Meter) -> list[Sample]:
@@ -166,7 +166,7 @@ class Collector:
         """The rewards, and how long they took and were waited for."""
         with meter.timed("reward_wait"):
             begun = begun or self.rewards.submit(samples)
-            judged = judge(samples, self.rewards, self.manager, begun)
+            judged = self.ranks.agreed(judge(samples, self.rewards, self.manager, begun))
         meter.took("reward", begun.seconds)
         return judged
 

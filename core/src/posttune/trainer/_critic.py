@@ -13,6 +13,7 @@ from posttune.checkpoint.parts import Part
 from posttune.config.models import CriticConfig, PackingConfig
 from posttune.loss.aggregate import aggregate
 from posttune.loss.value import explained_variance, value_loss
+from posttune.memory.residence import resident
 from posttune.models.load import LoadedModel
 from posttune.models.values import response_values
 from posttune.trainer._batch import Micro, RolloutBatch, micro_batches
@@ -50,8 +51,9 @@ class Critic:
         """Value of the state before each response token, float32 [N]; 0 where the sample is unscorable."""
         model = self.loaded.model.eval()
         values = torch.zeros_like(batch.advantages)
-        for micro in micro_batches(batch, batch.trainable(), self.packing):
-            values[micro.index] = response_values(model, micro.inputs)
+        with resident(model):
+            for micro in micro_batches(batch, batch.trainable(), self.packing, self.passes.ranks):
+                values[micro.index] = response_values(model, micro.inputs)
         return values
 
     def update(self, batch: RolloutBatch, knobs: Knobs, meter: Meter) -> None:
@@ -60,14 +62,16 @@ class Critic:
         self.loaded.model.train()
         lr = learning_rate(knobs.step, self.total_steps, self.config.optimizer)
         meter.peak("value/lr", lr)
-        for epoch in range(self.passes.epochs):
-            for chosen in self.passes.parts(knobs, epoch):
-                self._optimise(batch, self.passes.members(batch, chosen), lr, meter)
+        with resident(self.loaded.model, self.stepper.optimizer):
+            for epoch in range(self.passes.epochs):
+                for chosen in self.passes.parts(knobs, epoch):
+                    self._optimise(batch, self.passes.members(batch, chosen), lr, meter)
 
     def _optimise(self, batch: RolloutBatch, rows: Sequence[int], lr: float, meter: Meter) -> None:
         totals = self.passes.totals(batch, rows)
         loss = torch.zeros((), dtype=torch.float64, device=batch.advantages.device)
-        for micro in micro_batches(batch, rows, self.packing):
+        self.stepper.begin(lr)
+        for micro in micro_batches(batch, rows, self.packing, self.passes.ranks):
             loss += self._backward(batch, micro, totals, meter)
         total = float(self.passes.ranks.sum(loss))
         grad_norm = self.stepper.step(lr, total)

@@ -95,9 +95,9 @@ class HeldOut:
         self.model.eval()
         sums = torch.zeros(4, dtype=torch.float64, device=self.ranks.device)
         mine = self.ranks.share(self.rows)
-        for start in range(0, len(mine), CHUNK):
+        for start in range(0, self.ranks.longest_share(len(self.rows)), CHUNK):
             pairs = read_pairs(self.dataset, mine[start : start + CHUNK])
-            for batch in pair_batches(pairs, self.packing, self.ranks.device):
+            for batch in pair_batches(pairs, self.packing, self.ranks):
                 margin = margins(self.model, batch).double()
                 parts = (bradley_terry(margin), agreement(margin), margin, torch.ones_like(margin))
                 sums += torch.stack([part.sum() for part in parts])

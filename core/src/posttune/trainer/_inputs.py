@@ -5,20 +5,52 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+from transformers import PreTrainedModel
+
+from posttune.config.memory import Tenant
 from posttune.config.models import CriticConfig, DataConfig, ModelConfig, RewardModelStage, RlStage, SftStage
 from posttune.data.dataset import SampleDataset
 from posttune.data.sampler import PositionSampler
+from posttune.distributed.sharding import cuts, place
 from posttune.errors import DataError, UserError
-from posttune.models.load import LoadedModel, load_model
+from posttune.memory.apply import apply_memory, settle_in
+from posttune.models.load import LoadedModel, Reference, load_model, load_reference
 from posttune.models.load_scalar import load_critic
 from posttune.run.stages import StageContext
 
 
-def load_stage_model(stage: SftStage | RlStage, context: StageContext) -> LoadedModel:
-    """The model that the stage starts from, on this rank's device."""
-    config = ModelConfig(path=stage.model) if isinstance(stage.model, str) else stage.model
+def load_stage_model(stage: SftStage, context: StageContext) -> LoadedModel:
+    """The model that the stage starts from, on this rank's device, cut as the run says."""
+    loaded = _unplaced(stage.model, context)
+    apply_memory(loaded.model, stage.memory, cut=cuts(context.ranks))
+    place(loaded.model, context.ranks)
+    return loaded
+
+
+def load_policy(stage: RlStage, context: StageContext) -> tuple[LoadedModel, Reference | None]:
+    """The same, and its reference where the stage measures the distance to one: of the first weights."""
+    loaded = _unplaced(stage.model, context, waits="policy" in stage.memory.offload)
+    reference = load_reference(loaded) if stage.kl.where != "none" else None
+    _settle("policy", loaded.model, stage, context)
+    if reference is not None and not loaded.lora:
+        _settle("reference", reference.model, stage, context)
+    return loaded, reference
+
+
+def _settle(name: Tenant, model: PreTrainedModel, stage: RlStage, context: StageContext) -> None:
+    """Cut the model over the processes as the run says, and keep it where the stage says."""
+    apply_memory(model, stage.memory, cut=cuts(context.ranks))
+    place(model, context.ranks)
+    settle_in(name, model, stage.memory, context.ranks.device)
+
+
+def _unplaced(model: str | ModelConfig, context: StageContext, *, waits: bool = False) -> LoadedModel:
+    """A model that is to be cut, or to wait, stays on the CPU: it may be too large for one device."""
+    config = ModelConfig(path=model) if isinstance(model, str) else model
     path = None if config.path is None else context.resolve(config.path)
-    return load_model(config, path, seed=context.run.seed, device=context.ranks.device)
+    ranks = context.ranks
+    move = not (waits or cuts(ranks))
+    return load_model(config, path, seed=context.run.seed, device=ranks.device, move=move)
 
 
 def load_stage_critic(stage: RlStage, critic: CriticConfig, context: StageContext) -> LoadedModel:
@@ -26,7 +58,11 @@ def load_stage_critic(stage: RlStage, critic: CriticConfig, context: StageContex
     model = stage.model if critic.model is None else critic.model
     config = ModelConfig(path=model) if isinstance(model, str) else model
     path = None if config.path is None else context.resolve(config.path)
-    return load_critic(config, path, seed=context.run.seed, device=context.ranks.device)
+    ranks = context.ranks
+    move = not ("critic" in stage.memory.offload or cuts(ranks))
+    loaded = load_critic(config, path, seed=context.run.seed, device=ranks.device, move=move)
+    _settle("critic", loaded.model, stage, context)
+    return loaded
 
 
 @dataclass(frozen=True)

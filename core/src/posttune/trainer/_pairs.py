@@ -10,10 +10,11 @@ from torch.nn import functional
 
 from posttune.config.models import PackingConfig
 from posttune.data.dataset import SampleDataset
-from posttune.data.packing import MicroPlan, ModelBatch, TokenSequence, collate, plan
+from posttune.data.packing import MicroPlan, ModelBatch, TokenSequence, plan
+from posttune.distributed.ranks import Ranks
 from posttune.errors import DataError
 from posttune.models.values import sequence_scores
-from posttune.trainer._batch import note_packing
+from posttune.trainer._batch import in_step, note_packing
 from posttune.trainer.metrics import Meter
 
 
@@ -57,7 +58,7 @@ def _pair(dataset: SampleDataset, row: int) -> Pair:
 
 
 def pair_batches(
-    pairs: Sequence[Pair], packing: PackingConfig, device: torch.device, meter: Meter | None = None
+    pairs: Sequence[Pair], packing: PackingConfig, ranks: Ranks, meter: Meter | None = None
 ) -> Iterator[ModelBatch]:
     """The pairs, packed; each once, its chosen sequence right before its rejected one.
 
@@ -70,7 +71,7 @@ def pair_batches(
     apart = [MicroPlan([_both(row) for row in micro.rows], micro.row_length) for micro in plans]
     if meter is not None:
         note_packing(meter, apart, [len(sequence.ids) for sequence in sequences])
-    return (collate(sequences, micro, device) for micro in apart)
+    return in_step([(sequences, micro) for micro in apart], ranks)
 
 
 def _scored(ids: Sequence[int]) -> TokenSequence:
@@ -84,7 +85,7 @@ def _both(row: Sequence[int]) -> list[int]:
 
 def margins(model: torch.nn.Module, batch: ModelBatch) -> torch.Tensor:
     """Score of the chosen answer minus that of the rejected one, float32 [P], for a batch of P pairs."""
-    scores = sequence_scores(model, batch).view(-1, 2)  # [P, 2]
+    scores = sequence_scores(model, batch).reshape(len(batch.order) // 2, 2)  # [P, 2]
     return scores[:, 0] - scores[:, 1]
 
 

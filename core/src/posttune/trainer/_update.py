@@ -17,6 +17,7 @@ from posttune.facade import PolicyLoss
 from posttune.loss.aggregate import aggregate
 from posttune.loss.kl import kl_terms
 from posttune.loss.mismatch import Gap, gap, importance_weights
+from posttune.memory.residence import resident
 from posttune.models.forward import ForwardOut, response_logprobs
 from posttune.trainer._batch import Micro, RolloutBatch, micro_batches
 from posttune.trainer._passes import Knobs, Passes
@@ -84,12 +85,13 @@ class Updater:
         """Pass over the batch, as often and in as many parts as is configured."""
         self.model.train()
         members, rows = batch.trainable(), set(self.rows(batch, knobs))
-        for epoch in range(self.passes.epochs):
-            for chosen in self.passes.parts(knobs, epoch):
-                part = self.passes.members(batch, chosen)
-                totals = self.passes.totals(batch, part)
-                self._optimise(batch, [row for row in part if row in rows], totals, knobs, meter)
-                batch.fresh = set()
+        with resident(self.model, self.stepper.optimizer):
+            for epoch in range(self.passes.epochs):
+                for chosen in self.passes.parts(knobs, epoch):
+                    part = self.passes.members(batch, chosen)
+                    totals = self.passes.totals(batch, part)
+                    self._optimise(batch, [row for row in part if row in rows], totals, knobs, meter)
+                    batch.fresh = set()
         meter.mean("update/skipped_fraction", len(members) - len(rows), len(members))
 
     def _optimise(
@@ -98,7 +100,8 @@ class Updater:
         """One optimiser step. ``totals`` counts the rows that are left out too: their gradient is 0."""
         fresh = not batch.fresh.isdisjoint(rows)
         terms = torch.zeros(len(TERMS), dtype=torch.float64, device=batch.advantages.device)
-        for micro in micro_batches(batch, rows, self.packing, meter):
+        self.stepper.begin(knobs.lr)
+        for micro in micro_batches(batch, rows, self.packing, self.ranks, meter):
             terms += self._backward(batch, micro, totals, knobs, meter, fresh=fresh)
         values = self.ranks.sum(terms).tolist()
         grad_norm = self.stepper.step(knobs.lr, math.fsum(values))
@@ -111,6 +114,9 @@ class Updater:
         objective = self.objective
         entropy = fresh or objective.entropy_coef > 0
         out = response_logprobs(self.model, micro.inputs, temperature=objective.temperature, entropy=entropy)
+        if not len(micro.index):  # other processes have more: their passes take this one's part
+            torch.autograd.backward(out.logp.sum())
+            return torch.zeros(len(TERMS), dtype=torch.float64, device=micro.index.device)
         if fresh:
             self._first_look(batch, micro, out, meter)
         terms = (

@@ -10,14 +10,15 @@ from posttune.errors import ConfigError, Problem
 from posttune.facade import build_estimator
 from posttune.nearest import nearest
 from posttune.pipeline import validate_options
+from posttune.trainer.memory_checks import memory_problems
 
 
 def check_stage(name: str, stage: SftStage | RewardModelStage | RlStage, *, world: int = 1) -> None:
     """Raise ConfigError with everything that is wrong with the stage. Loads its advantage estimator."""
-    problems = [*_count(name, stage)]
+    problems = [*_count(name, stage), *memory_problems(name, stage)]
     if not isinstance(stage, RewardModelStage):
         problems += _validation(name, stage.evaluate)
-        problems += _best(name, stage)
+    problems += _best(name, stage)
     problems += _rl(name, stage, world) if isinstance(stage, RlStage) else _batch(name, stage, world)
     if problems:
         raise ConfigError(problems)
@@ -38,17 +39,23 @@ def _validation(name: str, evaluate: ValidationConfig | None) -> Iterator[Proble
             yield Problem(path, message, suggestion=nearest(metric, known) or "")
 
 
-def _best(name: str, stage: SftStage | RlStage) -> Iterator[Problem]:
-    metric, path = stage.checkpoint.keep_best, f"stages.{name}.checkpoint.keep_best"
-    if metric is None:
+def _best(name: str, stage: SftStage | RewardModelStage | RlStage) -> Iterator[Problem]:
+    best, path = stage.checkpoint.best, f"stages.{name}.checkpoint.keep_best"
+    if best is None:
         return
-    if stage.evaluate is None:
+    if isinstance(stage, RewardModelStage):
+        known = [f"val/{each}" for each in ("accuracy", "loss", "margin")]
+        if stage.holdout.data is None and stage.holdout.fraction == 0:
+            yield Problem(path, "no pairs are held out, whose metric it could be: give holdout a fraction")
+            return
+    elif stage.evaluate is None:
         yield Problem(path, "the stage has no validation, whose metric it could be: give it evaluate")
         return
-    known = validation_metrics(stage.evaluate)
-    if metric not in known:
-        message = f"no validation gives {metric!r}; it gives {', '.join(known)}"
-        yield Problem(path, message, suggestion=nearest(metric, known) or "")
+    else:
+        known = validation_metrics(stage.evaluate)
+    if best.metric not in known:
+        message = f"no validation gives {best.metric!r}; it gives {', '.join(known)}"
+        yield Problem(path, message, suggestion=nearest(best.metric, known) or "")
 
 
 def validation_metrics(config: ValidationConfig) -> list[str]:

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
@@ -13,6 +12,7 @@ from posttune.errors import Interrupted, RunError
 if TYPE_CHECKING:
     import pyarrow as pa
 
+    from posttune.config.checkpoints import BestConfig
     from posttune.distributed.ranks import Ranks
     from posttune.facade import Observers
     from posttune.run.interrupt import InterruptFlag
@@ -28,10 +28,8 @@ class Position:
     base: int = 0  # steps of earlier stages of the run
     consumed: int = 0  # rows of the data stream that are used up, over all ranks and epochs
     stopped: bool = False  # the validation has ended the stage
-    best: Mapping[str, float] = field(
-        default_factory=dict
-    )  # the metric to keep the best by: its highest value
-    best_step: int = 0  # the global step at which it was that high
+    best: Mapping[str, float] = field(default_factory=dict)  # the metric to keep the best by: its best value
+    best_step: int = 0  # the global step at which it was that good
 
     @property
     def global_step(self) -> int:
@@ -93,7 +91,8 @@ class Loop:
     interrupt: InterruptFlag
     ranks: Ranks
     position: Position  # where the loop is
-    keep_best: str | None = None  # a metric of the validation
+    keep_best: BestConfig | None = None  # a metric of the validation
+    written: Callable[[bool], Sequence[Path]] | None = None  # see `Checkpoints.written`; None: `save` waits
 
     @property
     def done(self) -> bool:
@@ -116,20 +115,21 @@ class Loop:
     def _validate(self) -> dict[str, float]:
         if self.validation is None or not self.validation.due(self.position.step):
             return {}
-        return self.validation.run()
+        return self.ranks.broadcast_object(self.validation.run())
 
     def _stop_early(self, metrics: Mapping[str, float]) -> None:
         if self.validation is not None and self.validation.reached(metrics):
             self.position = replace(self.position, stopped=True)
 
     def _note_best(self, metrics: Mapping[str, float]) -> bool:
-        """Whether the validation has never been as high."""
-        value = metrics.get(self.keep_best) if self.keep_best else None
-        if self.keep_best is None or value is None:
+        """Whether the validation has never been better."""
+        wanted = self.keep_best
+        value = metrics.get(wanted.metric) if wanted else None
+        if wanted is None or value is None:
             return False
-        if value <= self.position.best.get(self.keep_best, -math.inf):
+        if not wanted.better(value, self.position.best.get(wanted.metric)):
             return False
-        best = {self.keep_best: value}
+        best = {wanted.metric: value}
         self.position = replace(self.position, best=best, best_step=self.position.global_step)
         return True
 
@@ -148,10 +148,11 @@ class Loop:
         diverged = self.work.nonfinite_in_a_row() >= MAX_NONFINITE
         due = best or (self.save_every > 0 and step % self.save_every == 0)
         if not (due or self.done or interrupted or diverged or stop):
+            self._tell_of_written(wait=False)
             return
         path = self.save(self.position)
-        if self.ranks.main and path is not None:
-            self.observers.checkpoint(path, self.position.global_step)
+        ends = self.done or interrupted or diverged or stop is not None
+        self._tell_of_written(wait=ends, saved=path)
         kept = f"in {path}" if path is not None else "in memory alone"
         if diverged:
             raise RunError(
@@ -168,3 +169,10 @@ class Loop:
                 who=f"stage {self.stage!r}",
                 fix="run the same command with --resume to go on",
             )
+
+    def _tell_of_written(self, *, wait: bool, saved: Path | None = None) -> None:
+        """Tell the observers of the checkpoints that are complete; ``wait`` until all are."""
+        told: Sequence[Path] = [] if saved is None else [saved]
+        paths = told if self.written is None else self.written(wait)
+        for path in paths if self.ranks.main else ():
+            self.observers.checkpoint(path, int(path.name.rpartition("_")[2]))

@@ -14,7 +14,10 @@ from posttune.config.models import ModelConfig, RewardModelStage
 from posttune.data.dataset import SampleDataset
 from posttune.data.sampler import PositionSampler
 from posttune.distributed.ranks import Ranks
+from posttune.distributed.sharding import cuts, place
 from posttune.errors import DataError
+from posttune.memory.apply import apply_memory
+from posttune.memory.ledger import LEDGER
 from posttune.models.load import LoadedModel
 from posttune.models.load_scalar import load_reward_model
 from posttune.rollout.requests import derive_seed
@@ -32,8 +35,8 @@ from posttune.trainer._pairs import (
 )
 from posttune.trainer.checks import check_stage
 from posttune.trainer.loop import Position, StepOutput
-from posttune.trainer.metrics import Meter, peak_memory_mb, reset_peak_memory
-from posttune.trainer.optimizer import Stepper, make_optimizer
+from posttune.trainer.metrics import Meter, note_memory, reset_peak_memory
+from posttune.trainer.optimizer import Stepper, make_stepper
 from posttune.trainer.schedule import learning_rate
 from posttune.trainer.stage import Setup, train
 
@@ -65,7 +68,7 @@ class RewardModelWork:
             with meter.timed("update"):
                 self._update(pairs, total, lr, meter)
         meter.peak("lr", lr)
-        meter.peak("memory/peak_mb", peak_memory_mb(self.ranks.device))
+        note_memory(meter)
         metrics = meter.reduce(self.ranks)
         metrics["tokens_per_s"] = metrics.pop("update/tokens", 0.0) / metrics["time/step_s"]
         return StepOutput(metrics, self.config.batch_size)
@@ -90,7 +93,8 @@ class RewardModelWork:
     def _update(self, pairs: list[Pair], total: int, lr: float, meter: Meter) -> None:
         self.model.train()
         loss = torch.zeros((), dtype=torch.float64, device=self.ranks.device)
-        for batch in pair_batches(pairs, self.config.packing, self.ranks.device, meter):
+        self.stepper.begin(lr)
+        for batch in pair_batches(pairs, self.config.packing, self.ranks, meter):
             margin = margins(self.model, batch)
             part = bradley_terry(margin).sum() / total
             torch.autograd.backward(part)
@@ -116,7 +120,7 @@ class RewardModelWork:
 
 def run_reward_model(stage: RewardModelStage, context: StageContext) -> StageResult:
     """Train on the pairs; see ``RewardModelWork.step`` for what a step does."""
-    check_stage(context.name, stage, world=context.ranks.world)
+    check_stage(context.name, stage, world=context.ranks.data_world)
     return train(prepare(stage, context), context)
 
 
@@ -124,14 +128,18 @@ def prepare(stage: RewardModelStage, context: StageContext) -> Setup:
     """Load the model and the pairs, and hold some of these out."""
     config = ModelConfig(path=stage.model) if isinstance(stage.model, str) else stage.model
     path = None if config.path is None else context.resolve(config.path)
-    loaded = load_reward_model(config, path, seed=context.run.seed, device=context.ranks.device)
+    ranks = context.ranks
+    loaded = load_reward_model(config, path, seed=context.run.seed, device=ranks.device, move=not cuts(ranks))
+    apply_memory(loaded.model, stage.memory)
+    place(loaded.model, ranks)
     data = _load(stage, loaded, context)
     found = _split(stage, data, context)
     sampler = PositionSampler(len(found.trained), data.sampler.seed, data.sampler.shuffle)
     total_steps = Data(data.dataset, sampler).steps(stage, stage.batch_size)
     held_out = _held_out(stage, context, loaded, data.dataset, found, total_steps)
     _keep_template(loaded, data.dataset)
-    optimizer = make_optimizer(loaded.model, stage.optimizer)
+    stepper = make_stepper(loaded.model, stage.optimizer, context.ranks)
+    LEDGER.watch("model", loaded.model, stepper.optimizer)
     work = RewardModelWork(
         config=stage,
         total_steps=total_steps,
@@ -139,10 +147,10 @@ def prepare(stage: RewardModelStage, context: StageContext) -> Setup:
         dataset=data.dataset,
         rows=found.trained,
         sampler=sampler,
-        stepper=Stepper(optimizer, stage.optimizer.grad_clip, context.ranks),
+        stepper=stepper,
         ranks=context.ranks,
     )
-    return Setup(stage, loaded, optimizer, work, total_steps, data.dataset.fingerprint, held_out)
+    return Setup(stage, loaded, stepper.optimizer, work, total_steps, data.dataset.fingerprint, held_out)
 
 
 def _load(

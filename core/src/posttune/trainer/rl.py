@@ -22,7 +22,9 @@ from posttune.facade import (
     build_rollout,
 )
 from posttune.loss.controllers import AdaptiveKL, FixedKL
-from posttune.models.load import LoadedModel, load_reference
+from posttune.memory.apply import check_idle, settle_optimizer
+from posttune.memory.ledger import LEDGER
+from posttune.models.load import LoadedModel, Reference
 from posttune.rollout.requests import make_sampling
 from posttune.run.stages import StageContext, StageResult
 from posttune.trainer._alarms import Alarms, rules_of
@@ -32,15 +34,15 @@ from posttune.trainer._inputs import (
     Data,
     check_model_length,
     load_data,
+    load_policy,
     load_stage_critic,
-    load_stage_model,
     longest_prompt,
 )
 from posttune.trainer._passes import Passes
 from posttune.trainer._prompts import PromptStream
 from posttune.trainer._update import Objective, Updater
 from posttune.trainer.checks import check_stage
-from posttune.trainer.optimizer import Stepper, make_optimizer
+from posttune.trainer.optimizer import make_stepper
 from posttune.trainer.rl_step import RlWork
 from posttune.trainer.stage import Setup, train
 from posttune.trainer.validation import longest_answered, make_validation, rollout_context
@@ -51,7 +53,7 @@ log = logging.getLogger("posttune.trainer")
 
 def run_rl(stage: RlStage, context: StageContext) -> StageResult:
     """Train on completions of the model itself; see ``RlWork.step`` for what a step does."""
-    check_stage(context.name, stage, world=context.ranks.world)
+    check_stage(context.name, stage, world=context.ranks.data_world)
     with ExitStack() as stack:
         return train(prepare(stage, context, stack), context)
 
@@ -81,17 +83,19 @@ class Plugins:
 def prepare(stage: RlStage, context: StageContext, stack: ExitStack, rewards: Rewards | None = None) -> Setup:
     """Compose the plugins, load the model and the data, start the engine. ``stack`` stops it."""
     plugins = Plugins.of(stage, rewards)
-    loaded = load_stage_model(stage, context)
+    loaded, reference = load_policy(stage, context)
     data = load_data(stage.data, loaded, context)
     longest = longest_prompt(data, stage.max_prompt_length) + stage.rollout.sampling.max_new_tokens
     check_model_length(loaded, longest, "rollout.sampling.max_new_tokens")
     longest = max(longest, longest_answered(stage.evaluate, context, loaded))
     stack.callback(plugins.rewards.close)
     engine = stack.enter_context(plugins.engine)
-    info = engine.start(rollout_context(stage.rollout, context, loaded, longest))
+    with LEDGER.starting_engine(context.ranks.device):
+        info = engine.start(rollout_context(stage.rollout, context, loaded, longest))
     check_logprobs(stage, info)
+    check_idle(stage, info)
     validation = make_validation(stage.evaluate, context, loaded, stack, engine)
-    work = _work(stage, context, plugins, loaded, data)
+    work = _work(stage, context, plugins, loaded, reference, data)
     return Setup(
         config=stage,
         loaded=loaded,
@@ -104,15 +108,23 @@ def prepare(stage: RlStage, context: StageContext, stack: ExitStack, rewards: Re
     )
 
 
-def _work(stage: RlStage, context: StageContext, plugins: Plugins, loaded: LoadedModel, data: Data) -> RlWork:
+def _work(
+    stage: RlStage,
+    context: StageContext,
+    plugins: Plugins,
+    loaded: LoadedModel,
+    reference: Reference | None,
+    data: Data,
+) -> RlWork:
     ranks, total_steps = context.ranks, data.steps(stage, stage.batch.prompts)
     passes = Passes.of(stage.batch, stage.rollout.sampling.max_new_tokens, context.run.seed, ranks)
-    stepper = Stepper(make_optimizer(loaded.model, stage.optimizer), stage.optimizer.grad_clip, ranks)
+    stepper = make_stepper(loaded.model, stage.optimizer, ranks)
+    settle_optimizer("policy", loaded.model, stepper.optimizer, stage.memory, ranks.device)
     return RlWork(
         config=stage,
         total_steps=total_steps,
         loaded=loaded,
-        reference=load_reference(loaded) if stage.kl.where != "none" else None,
+        reference=reference,
         collector=_collector(stage, context, plugins, loaded, data),
         estimator=plugins.estimator,
         updater=Updater(
@@ -163,9 +175,8 @@ def _critic(
     if tokenizer_fingerprint(loaded.tokenizer) != tokenizer_fingerprint(policy.tokenizer):
         fix = "take one with the tokenizer of the policy, or leave critic.model out"
         raise UserError("its tokenizer is not the policy's", who="critic.model", fix=fix)
-    stepper = Stepper(
-        make_optimizer(loaded.model, config.optimizer), config.optimizer.grad_clip, context.ranks
-    )
+    stepper = make_stepper(loaded.model, config.optimizer, context.ranks)
+    settle_optimizer(PART, loaded.model, stepper.optimizer, stage.memory, context.ranks.device)
     return Critic(config, loaded, stepper, passes.for_critic(config), stage.packing, total_steps)
 
 

@@ -16,7 +16,7 @@ from posttune.distributed.ranks import Ranks
 from posttune.facade import Estimator
 from posttune.loss.controllers import AdaptiveKL, FixedKL
 from posttune.loss.kl import kl_terms
-from posttune.memory.residence import resident
+from posttune.memory.residence import lodges, resident
 from posttune.models.load import LoadedModel, Reference
 from posttune.models.params import named_hf_tensors
 from posttune.trainer._alarms import Alarms
@@ -53,7 +53,11 @@ class RlWork:
 
     def begin(self, position: Position) -> None:
         """Give the engine the weights that training begins with."""
-        self._send(position.step)
+        if lodges(self.loaded.model):  # beside it there may be no room for an engine that is awake
+            self.collector.engine.sleep()
+            self._hand_over(position.step, Meter())
+        else:
+            self._send(position.step)
 
     def step(self, position: Position) -> StepOutput:
         """Take the step that begins at ``position``."""
@@ -146,10 +150,12 @@ class RlWork:
         with meter.timed("logprob"):
             if self.reference is not None:
                 with self.reference.use() as model:
-                    batch.ref_logp, _ = token_logprobs(model, batch, rows, packing, temperature)
+                    batch.ref_logp, _ = token_logprobs(model, batch, rows, packing, temperature, self.ranks)
             rows = [row for row in rows if row not in batch.fresh]
             model = self.loaded.model.eval()
-            batch.old_logp, entropy = token_logprobs(model, batch, rows, packing, temperature, entropy=True)
+            batch.old_logp, entropy = token_logprobs(
+                model, batch, rows, packing, temperature, self.ranks, entropy=True
+            )
         assert entropy is not None
         return entropy
 

@@ -15,18 +15,20 @@ from typing import Any, ClassVar, Self
 
 import torch
 
-from posttune.checkpoint._export import export_model
-from posttune.checkpoint.sources import LiveModel
+from posttune.checkpoint.gather import export_live
 from posttune.config.load import dump_yaml, load_config
 from posttune.config.models import RlBatchConfig, RlStage, RunConfig
 from posttune.config.trainer_options import TrainerOptions
 from posttune.config.trainer_problems import in_terms_of, read_options
 from posttune.data.dataset import SampleDataset
+from posttune.distributed import watch
 from posttune.distributed.ranks import Ranks
 from posttune.errors import DataError, Interrupted, UserError
 from posttune.facade import Rewards, build_observers
 from posttune.files import atomic_write_text
 from posttune.loss.controllers import KLController
+from posttune.memory.oom import explained
+from posttune.memory.residence import resident
 from posttune.models.hf_model import HFModel
 from posttune.nearest import nearest
 from posttune.reward.objects import given_rewards
@@ -94,9 +96,9 @@ class RlTrainer:
         """Take the folder, load everything, and go on from the last checkpoint."""
         stage = run.stages[self.name]
         assert isinstance(stage, RlStage)
-        ranks = Ranks.current(run.device)
+        ranks = Ranks.current(run.device, parallel=run.parallel)
         stack.callback(ranks.close)
-        check_stage(self.name, stage, world=ranks.world)
+        check_stage(self.name, stage, world=ranks.data_world)
         folder = RunFolder(run.output)
         if self._writes and ranks.main:
             _take(folder, run, self.name, stack)
@@ -114,7 +116,7 @@ class RlTrainer:
         )
         self._setup = self._prepared(stage, rewards, stack)
         self._checkpoints = checkpoints_of(self._setup, self._context)
-        seed_generators(derive_seed(run.seed, self.name, ranks.rank))
+        seed_generators(derive_seed(run.seed, self.name, ranks.data_rank))
         self._position = self._checkpoints.restore() if self._writes else Position()
         self._restore_coefficient()
         self._setup.work.begin(self._position)
@@ -182,9 +184,9 @@ class RlTrainer:
         Raises ExportError, and UserError where ``path`` holds something.
         """
         destination = Path(path).expanduser()
-        if self._context.ranks.main:
-            export_model(LiveModel(self._setup.loaded.model, self._setup.loaded.tokenizer), destination)
-        self._context.ranks.barrier("export")
+        loaded = self._setup.loaded
+        with resident(loaded.model):
+            export_live(loaded.model, loaded.tokenizer, destination, self._context.ranks)
         return destination
 
     def close(self) -> None:
@@ -200,11 +202,13 @@ class RlTrainer:
     def _run_to(self, end: int) -> None:
         context = self._context
         shown = end if self.options.training.total_epochs is None else self._setup.total_steps
-        with self._interruptible():
+        with watch.stage(self.name), self._interruptible():
             loop = self._loop(end)
-            with reported(replace(self._setup, total_steps=shown), context, loop):
+            told = replace(self._setup, total_steps=shown)
+            with reported(told, context, loop), self._checkpoints.finishing():
                 try:
-                    loop.run()
+                    with explained(self.name, self._setup.config, context.ranks.device):
+                        loop.run()
                 finally:
                     self._position = loop.position
 
@@ -221,6 +225,7 @@ class RlTrainer:
             interrupt=context.interrupt,
             ranks=context.ranks,
             position=self._position,
+            written=self._checkpoints.written if self._writes else None,
         )
 
     @contextmanager

@@ -16,14 +16,15 @@ from posttune.data.sampler import PositionSampler
 from posttune.distributed.ranks import Ranks
 from posttune.errors import DataError
 from posttune.loss.aggregate import aggregate
+from posttune.memory.ledger import LEDGER
 from posttune.models.forward import response_logprobs
 from posttune.run.stages import StageContext, StageResult
 from posttune.trainer._batch import model_batches
 from posttune.trainer._inputs import load_data, load_stage_model
 from posttune.trainer.checks import check_stage
 from posttune.trainer.loop import Position, StepOutput
-from posttune.trainer.metrics import Meter, peak_memory_mb, reset_peak_memory
-from posttune.trainer.optimizer import Stepper, make_optimizer
+from posttune.trainer.metrics import Meter, note_memory, reset_peak_memory
+from posttune.trainer.optimizer import Stepper, make_stepper
 from posttune.trainer.schedule import learning_rate
 from posttune.trainer.stage import Setup, train
 from posttune.trainer.validation import make_validation
@@ -56,7 +57,7 @@ class SftWork:
             with meter.timed("update"):
                 self._update(sequences, totals, lr, meter)
         meter.peak("lr", lr)
-        meter.peak("memory/peak_mb", peak_memory_mb(self.ranks.device))
+        note_memory(meter)
         metrics = meter.reduce(self.ranks)
         metrics["tokens_per_s"] = metrics.pop("update/tokens", 0.0) / metrics["time/step_s"]
         return StepOutput(metrics, self.config.batch_size)
@@ -82,7 +83,8 @@ class SftWork:
     def _update(self, sequences: list[TokenSequence], totals: Totals, lr: float, meter: Meter) -> None:
         self.model.train()
         loss = torch.zeros((), dtype=torch.float64, device=self.ranks.device)
-        for batch in model_batches(sequences, self.config.packing, self.ranks.device, meter):
+        self.stepper.begin(lr)
+        for batch in model_batches(sequences, self.config.packing, self.ranks, meter):
             part = cross_entropy(self.model, batch, totals)
             torch.autograd.backward(part)
             loss += part.detach()
@@ -105,7 +107,7 @@ class SftWork:
 
 def run_sft(stage: SftStage, context: StageContext) -> StageResult:
     """Train on the dataset's responses; see ``SftWork.step`` for what a step does."""
-    check_stage(context.name, stage, world=context.ranks.world)
+    check_stage(context.name, stage, world=context.ranks.data_world)
     with ExitStack() as stack:
         return train(prepare(stage, context, stack), context)
 
@@ -114,7 +116,8 @@ def prepare(stage: SftStage, context: StageContext, stack: ExitStack) -> Setup:
     """Load the model and the data. ``stack`` stops the engine of the validation, where there is one."""
     loaded = load_stage_model(stage, context)
     data = load_data(stage.data, loaded, context)
-    optimizer = make_optimizer(loaded.model, stage.optimizer)
+    stepper = make_stepper(loaded.model, stage.optimizer, context.ranks)
+    LEDGER.watch("model", loaded.model, stepper.optimizer)
     total_steps = data.steps(stage, stage.batch_size)
     work = SftWork(
         config=stage,
@@ -122,11 +125,11 @@ def prepare(stage: SftStage, context: StageContext, stack: ExitStack) -> Setup:
         model=loaded.model,
         dataset=data.dataset,
         sampler=data.sampler,
-        stepper=Stepper(optimizer, stage.optimizer.grad_clip, context.ranks),
+        stepper=stepper,
         ranks=context.ranks,
     )
     validation = make_validation(stage.evaluate, context, loaded, stack)
-    return Setup(stage, loaded, optimizer, work, total_steps, data.dataset.fingerprint, validation)
+    return Setup(stage, loaded, stepper.optimizer, work, total_steps, data.dataset.fingerprint, validation)
 
 
 def trained_tokens(sequence: TokenSequence) -> int:

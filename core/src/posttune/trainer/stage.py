@@ -15,11 +15,12 @@ from typing import Any, Protocol
 import numpy as np
 import torch
 
-from posttune.checkpoint._export import export_model
+from posttune.checkpoint.card import RunPlace
+from posttune.checkpoint.gather import export_live
 from posttune.checkpoint.parts import Part
-from posttune.checkpoint.sources import LiveModel
 from posttune.config.models import RewardModelStage, RlStage, SftStage
 from posttune.errors import Interrupted
+from posttune.memory.residence import resident
 from posttune.models.load import LoadedModel
 from posttune.rollout.requests import derive_seed
 from posttune.run.stages import StageContext, StageResult
@@ -55,8 +56,9 @@ def train(setup: Setup, context: StageContext) -> StageResult:
     """Run a stage from its last checkpoint, or its beginning, to its end; leaves a Hugging Face folder."""
     started = time.perf_counter()
     checkpoints = checkpoints_of(setup, context)
-    seed_generators(derive_seed(context.run.seed, context.name, context.ranks.rank))
+    seed_generators(derive_seed(context.run.seed, context.name, context.ranks.data_rank))
     position = checkpoints.restore()
+    checkpoints.check_room()
     setup.work.begin(position)
     loop = Loop(
         stage=context.name,
@@ -69,9 +71,10 @@ def train(setup: Setup, context: StageContext) -> StageResult:
         interrupt=context.interrupt,
         ranks=context.ranks,
         position=position,
-        keep_best=setup.config.checkpoint.keep_best,
+        keep_best=setup.config.checkpoint.best,
+        written=checkpoints.written,
     )
-    with reported(setup, context, loop):
+    with reported(setup, context, loop), checkpoints.finishing():
         metrics = loop.run()
         output = _leave_model(setup, context)
     return StageResult(output, _summary(loop.position, metrics), time.perf_counter() - started)
@@ -124,9 +127,16 @@ def reported(setup: Setup, context: StageContext, loop: Loop) -> Iterator[None]:
 def _leave_model(setup: Setup, context: StageContext) -> Path:
     """Write the trained model where later stages find it."""
     destination = context.folder.model(context.name)
-    if context.ranks.main:
-        export_model(LiveModel(setup.loaded.model, setup.loaded.tokenizer), destination, replace=True)
-    context.ranks.barrier("export")
+    with resident(setup.loaded.model):
+        export_live(
+            setup.loaded.model,
+            setup.loaded.tokenizer,
+            destination,
+            context.ranks,
+            replace=True,
+            name=context.run.name,
+            place=RunPlace(context.folder.path, context.name),
+        )
     return destination
 
 
