@@ -48,6 +48,7 @@ def command(
         click.get_current_context().exit(_dry_run(config, overrides, resume, nproc or 1, as_json))
     loaded = check_config(config, overrides)
     if nproc is not None and nproc > 1 and "WORLD_SIZE" not in os.environ:
+        loaded.config.parallel.layout(nproc)
         arguments = _arguments(config, overrides, resume, plot, as_json)
         click.get_current_context().exit(_launch(arguments, nproc))
     _run(loaded, resume, plot, as_json)
@@ -55,10 +56,11 @@ def command(
 
 def _run(loaded: LoadedConfig, resume: bool, plot: bool | None, as_json: bool) -> None:
     from posttune.cli.run_report import document, show
+    from posttune.run.failure import recorded
     from posttune.run.runner import run
 
     began = time.perf_counter()
-    with only_json(as_json):
+    with only_json(as_json), recorded():
         results = run(loaded, resume)
     if os.environ.get("RANK", "0") != "0":
         return

@@ -53,13 +53,16 @@ def run(loaded: LoadedConfig, resume: bool = False) -> list[StageResult]:
 
     also_look_in(loaded.folder)
     folder = RunFolder(loaded.config.output)
-    ranks = Ranks.current(loaded.config.device)
+    ranks = Ranks.current(loaded.config.device, parallel=loaded.config.parallel)
     _register_stack_dump()
     try:
         with InterruptFlag().installed() as interrupt, ExitStack() as held:
-            return _Run(loaded, folder, ranks, interrupt, resume).all(held)
-    finally:
+            results = _Run(loaded, folder, ranks, interrupt, resume).all(held)
+    except Interrupted:
         ranks.close()
+        raise
+    ranks.close()  # not after an error: the others may be gone, and the end of the process does it too
+    return results
 
 
 class _Run:
@@ -89,7 +92,7 @@ class _Run:
         from posttune.run.dry_run import check_run
 
         plan = make_plan(self.config, self.folder, self.resume)
-        check_run(self.loaded, self.folder, plan, self.ranks.world).raise_problems()
+        check_run(self.loaded, self.folder, plan, self.ranks.data_world).raise_problems()
         held.enter_context(self.folder.locked())
         atomic_write_text(self.folder.resolved, self.loaded.to_yaml())
         write_environment(self.folder.environment, self.loaded.plain(), sys.argv)
@@ -146,23 +149,33 @@ class _Run:
         return result
 
     def _call(self, stage: Stage, context: StageContext) -> StageResult:
+        from posttune.distributed import watch
+
         function = stage_function(stage.kind)
-        if stage.kind not in ALONE:
-            return function(stage, context)
-        return self._on_main(lambda: function(stage, context))
+        if stage.kind in ALONE:
+            with watch.stage(context.name):
+                return self._on_main(lambda: function(stage, context))
+        else:
+            from posttune.memory.oom import explained
+
+            with watch.stage(context.name), explained(context.name, stage, context.ranks.device):
+                return function(stage, context)
 
     def _on_main(self, work: Callable[[], T]) -> T:
         """What rank 0 makes of ``work``, on every rank. Its error ends the other ranks without a word."""
         if self.ranks.world == 1:
             return work()
         box: tuple[T | None, int] = (None, 0)
-        if self.ranks.main:
-            try:
-                box = (work(), 0)
-            except PosttuneError as error:
-                self.ranks.broadcast_object((None, error.exit_code))
-                raise
+        failure: PosttuneError | None = None
+        with self.ranks.alone("what rank 0 does alone"):
+            if self.ranks.main:
+                try:
+                    box = (work(), 0)
+                except PosttuneError as error:
+                    failure, box = error, (None, error.exit_code)
         made, code = self.ranks.broadcast_object(box)
+        if failure is not None:
+            raise failure
         if code:
             raise SystemExit(code)
         return cast("T", made)
