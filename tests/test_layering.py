@@ -27,7 +27,7 @@ HEAVY = (
     "accelerate", "bert_score", "datasets", "gguf", "peft", "pyarrow", "safetensors", "sglang", "sympy",
     "tokenizers", "torch", "transformers", "vllm",
 )  # fmt: skip
-PUBLIC = ("posttune.errors", "posttune.testing", "posttune.types")
+PUBLIC = ("posttune.engines", "posttune.errors", "posttune.testing", "posttune.types", "posttune.workers")
 
 
 @dataclass(frozen=True)
@@ -148,7 +148,18 @@ def test_plugins_import_public_names_only() -> None:
 
 
 def test_every_package_of_core_has_a_layer() -> None:
-    known = {*TRAINING, "cli", "config", "doctor", "execution", "facade", "run", "template", "testing"}
+    known = {
+        *TRAINING,
+        "cli",
+        "config",
+        "doctor",
+        "engines",
+        "execution",
+        "facade",
+        "run",
+        "template",
+        "testing",
+    }
     packages = {path.parent.name for path in (CORE / "posttune").glob("*/__init__.py")}
     assert packages <= known, "say in this test to which layer the new package belongs"
 

@@ -7,8 +7,9 @@ import math
 import pytest
 import torch
 from posttune.config.models import SamplingConfig
+from posttune.engines.drawing import stream_keys, truncate, uniforms, uniforms_at
 from posttune.rollout._plan import Limits, Span, plan
-from posttune.rollout._sampling import draw, uniforms
+from posttune.rollout._sampling import draw
 from posttune.rollout.requests import derive_seed, make_requests, make_sampling
 from posttune.types import Request, Sampling
 
@@ -110,3 +111,22 @@ def test_every_sampling_option_reaches_the_engine():
     config = SamplingConfig(n=2, temperature=0.5, top_p=0.9, top_k=3, max_new_tokens=7, stop=["x"])
     wanted = Sampling(2, 0.5, 0.9, 3, 7, ("x",), frozenset({4}), False)
     assert make_sampling(config, [4], logprobs=False) == wanted
+
+
+def test_a_stream_read_on_the_device_is_the_same():
+    seeds, indices = [5, -7, 2**63 + 11, 0], [0, 3, 1, 2]
+    keys = torch.from_numpy(stream_keys(seeds, indices).view("int64"))
+    whole = uniforms(seeds, indices, 40)
+    for position in (0, 1, 39):
+        found = uniforms_at(keys, torch.full((4,), position))
+        torch.testing.assert_close(found, whole[:, position], atol=0, rtol=0)
+    assert uniforms_at(keys, torch.tensor([3, 1, 2, 0]))[0].tolist() == whole[0, 3].tolist()
+
+
+def test_truncation_row_by_row_is_that_of_one_for_all():
+    logits = torch.randn(6, 50, generator=torch.Generator().manual_seed(1)) * 3
+    top_k, top_p = [0, 1, 7, 50, 99, 3], [1.0, 0.9, 0.5, 0.2, 0.99, 1.0]
+    asked = torch.tensor([k or 1 << 30 for k in top_k])
+    found = truncate(logits, asked, torch.tensor(top_p))
+    for row, (k, p) in enumerate(zip(top_k, top_p, strict=True)):
+        torch.testing.assert_close(found[row], truncate(logits[row : row + 1], k, p)[0])

@@ -1,0 +1,86 @@
+"""A Hugging Face folder for the engine, where the model has none: written from the trainer's module."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import tempfile
+from collections.abc import Iterable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from posttune.errors import UserError
+
+if TYPE_CHECKING:
+    import torch
+    from torch import nn
+
+
+def folder_for(path: Path | None, live: Any, scratch: Path, who: str) -> Path:
+    """``path`` where an engine can load it, else the live model saved in ``scratch``."""
+    if path is not None and (path / "config.json").is_file() and not (path / "adapter_config.json").exists():
+        return path
+    if live is None:
+        what = (
+            f"{path} is no Hugging Face folder"
+            if path
+            else "neither a model folder nor a live model was given"
+        )
+        raise UserError(what, who=who, fix="export the model first: posttune export")
+    from peft import PeftModel
+
+    folder = scratch / "model"
+    if isinstance(live, PeftModel):
+        inner: Any = live.get_base_model()
+        inner.save_pretrained(folder, state_dict=_merged(inner))
+    else:
+        live.save_pretrained(folder)
+    return folder
+
+
+def save_tokenizer(tokenizer: Any, scratch: Path) -> Path | None:
+    """The run's own tokenizer, which need not be the folder's; None where there is none."""
+    if tokenizer is None:
+        return None
+    tokenizer.save_pretrained(scratch / "tokenizer")
+    return scratch / "tokenizer"
+
+
+def _merged(model: nn.Module) -> dict[str, torch.Tensor]:
+    """The weights with the adapters added to them; the module keeps its own."""
+    import torch
+    from peft.tuners.lora import LoraLayer
+
+    wrapped = {name: module for name, module in model.named_modules() if isinstance(module, LoraLayer)}
+    found: dict[str, torch.Tensor] = {}
+    for name, tensor in model.state_dict().items():
+        if ".lora_" in name:
+            continue
+        layer, _, rest = name.partition(".base_layer.")
+        value = tensor.detach()
+        if rest == "weight" and layer in wrapped:
+            module: Any = wrapped[layer]
+            with torch.no_grad():
+                deltas = [module.get_delta_weight(adapter).float() for adapter in module.active_adapters]
+                value = (value.float() + sum(deltas)).to(value.dtype)
+        found[name.replace(".base_layer.", ".")] = value
+    return found
+
+
+def write_adapter(tensors: Iterable[tuple[str, torch.Tensor]], like: Path, scratch: Path, who: str) -> Path:
+    """A PEFT folder in ``scratch`` with these tensors and the configuration of another."""
+    from safetensors.torch import save_file
+
+    source = like / "adapter_config.json"
+    if not source.is_file():
+        what = f"{like} holds no adapter_config.json, which says how the adapter is applied"
+        raise UserError(what, who=who, fix="name the folder of a PEFT adapter")
+    rank = json.loads(source.read_text(encoding="utf-8")).get("r")
+    if not isinstance(rank, int):
+        raise UserError(f"{source} says no rank", who=who, fix="save the adapter with peft again")
+    folder = Path(tempfile.mkdtemp(prefix="adapter-", dir=scratch))
+    shutil.copyfile(source, folder / source.name)
+    save_file(
+        {name: t.detach().cpu().contiguous() for name, t in tensors}, folder / "adapter_model.safetensors"
+    )
+    return folder
