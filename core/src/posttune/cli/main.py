@@ -19,6 +19,8 @@ from posttune.cli.output import emit_json, example
 from posttune.errors import PosttuneError, UserError
 
 COMMANDS = {
+    "init": LazyCommand("posttune.cli.init_cmd:command", "Write a configuration to begin with."),
+    "new": LazyCommand("posttune.cli.new_cmd:command", "Make a package for a plugin of your own."),
     "run": LazyCommand("posttune.cli.run_cmd:command", "Run the stages of a configuration."),
     "plan": LazyCommand("posttune.cli.plan_cmd:command", "Estimate the memory of a run before it runs."),
     "config": LazyCommand("posttune.cli.config_cmd:command", "Check, show or describe configurations."),

@@ -1,0 +1,1 @@
+"""The cookiecutter template of plugins, and what makes a project of it."""
