@@ -1,11 +1,13 @@
-"""Conversion against `datasets` (map(batched=True, num_proc=2)) on synthetic rows of GSM8K's length.
+"""Conversion against `datasets` on synthetic rows of GSM8K's length.
 
-Usage: python benchmarks/data_convert.py [--rows 200000] [--tokenizer FOLDER] [--token-rows 20000]
-Needs requirements-bench.txt. Each contender runs in a process of its own, from the source file to a data set
-that can be memory-mapped. A few rows are converted before, so that imports are not timed; the memory is the
-peak of all its processes together (proportional set size). Both do the same work: calculator annotations out,
-final answer as reference, and with a tokenizer prompt and response encoded apart, joined, with an EOS and a
-loss mask.
+Usage: python benchmarks/data_convert.py [--rows 200000] [--token-rows 200000] [--tokenizer FOLDER]
+[--repeats 3]. Needs requirements-bench.txt. Each contender runs in a process of its own, from the source
+file to a folder that can be memory-mapped: the peer loads, maps (batched=True, num_proc=2) and saves.
+`datasets_unsaved` leaves its result in the cache. A few rows are converted before, so that imports are not
+timed. Memory is the peak of all processes together: `peak_mb` with shared pages by their share (proportional
+set size, which also counts mapped files), `private_mb` without them. All do the same work: calculator
+annotations out, final answer as reference, and with a tokenizer prompt and response encoded apart, joined,
+with an EOS and a loss mask.
 """
 
 from __future__ import annotations
@@ -19,7 +21,10 @@ import re
 import tempfile
 import time
 from collections.abc import Callable
+from contextlib import suppress
+from functools import partial
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 import psutil
@@ -65,8 +70,10 @@ def with_posttune(source: Path, folder: Path, tokenizer: str | None) -> Callable
     return lambda: convert(request).rows_out
 
 
-def with_datasets(source: Path, folder: Path, tokenizer: str | None) -> Callable[[], int]:
-    """The same with `datasets`."""
+def with_datasets(
+    source: Path, folder: Path, tokenizer: str | None, *, save: bool = True
+) -> Callable[[], int]:
+    """The same with `datasets`; without ``save`` its result stays in the cache, where no path names it."""
     import datasets
     from transformers import AutoTokenizer
 
@@ -81,6 +88,8 @@ def with_datasets(source: Path, folder: Path, tokenizer: str | None) -> Callable
             num_proc=PROCESSES,
             remove_columns=data.column_names,
         )
+        if save:
+            mapped.save_to_disk(str(folder / "out"))
         return len(mapped)
 
     return run
@@ -102,7 +111,12 @@ def _batch(batch: dict[str, list[str]], tokenizer: Any) -> dict[str, list[Any]]:
     return found
 
 
-CONTENDERS = {"posttune": with_posttune, "datasets": with_datasets}
+CONTENDERS: dict[str, Callable[[Path, Path, str | None], Callable[[], int]]] = {
+    "posttune": with_posttune,
+    "datasets": with_datasets,
+    "datasets_unsaved": partial(with_datasets, save=False),
+}
+RATIOS = {"speed": "rows_per_s", "cpu": "cpu_s", "memory": "peak_mb", "private": "private_mb"}
 
 
 def _child(name: str, source: Path, folder: Path, tokenizer: str | None, pipe: Any) -> None:
@@ -112,63 +126,89 @@ def _child(name: str, source: Path, folder: Path, tokenizer: str | None, pipe: A
     CONTENDERS[name](few, folder / "few", tokenizer)()  # what is imported and loaded once is not timed
     run = CONTENDERS[name](source, folder / "all", tokenizer)
     pipe.send("ready")
-    began = time.perf_counter()
+    began, busy = time.perf_counter(), _cpu()
     rows = run()
-    pipe.send((rows, time.perf_counter() - began))
+    pipe.send((rows, time.perf_counter() - began, _cpu() - busy))
+
+
+def _cpu() -> float:
+    """Seconds of processor time, of this process and those that it waited for."""
+    times = os.times()
+    return times.user + times.system + times.children_user + times.children_system
 
 
 def measure(name: str, source: Path, tokenizer: str | None) -> dict[str, float]:
-    """Rows a second and peak memory (MiB) of one contender."""
+    """Rows a second, processor time and peak memory (MiB) of one contender."""
     context = multiprocessing.get_context("spawn")
     ours, theirs = context.Pipe()
     with tempfile.TemporaryDirectory() as folder:
         process = context.Process(target=_child, args=(name, source, Path(folder), tokenizer, theirs))
         process.start()
         ours.recv()
-        peak = 0.0
+        peak = private = 0.0
         while not ours.poll(0.05):
-            peak = max(peak, _memory(process.pid))
-        rows, seconds = ours.recv()
+            now = _memory(process.pid)
+            peak, private = max(peak, now[0]), max(private, now[1])
+        rows, seconds, busy = ours.recv()
         process.join()
     return {
         "rows": rows,
-        "seconds": round(seconds, 2),
-        "rows_per_s": round(rows / seconds),
-        "peak_mb": round(peak),
+        "seconds": seconds,
+        "cpu_s": busy,
+        "rows_per_s": rows / seconds,
+        "peak_mb": peak,
+        "private_mb": private,
     }
 
 
-def _memory(pid: int | None) -> float:
-    total = 0.0
-    try:
+def compare(source: Path, tokenizer: str | None, repeats: int) -> dict[str, Any]:
+    """Medians of both contenders, which take turns, and of the ratios within each turn."""
+    turns = [{name: measure(name, source, tokenizer) for name in CONTENDERS} for _ in range(repeats)]
+    found: dict[str, Any] = {
+        name: {key: round(median(turn[name][key] for turn in turns), 2) for key in turns[0][name]}
+        for name in CONTENDERS
+    }
+    for peer in ("datasets", "datasets_unsaved"):
+        found[peer]["ratio"] = {
+            name: round(median(turn["posttune"][key] / turn[peer][key] for turn in turns), 2)
+            for name, key in RATIOS.items()
+        }
+    return found
+
+
+def _memory(pid: int | None) -> tuple[float, float]:
+    """MiB of a process and those below it: shared pages by their share, and private pages only."""
+    shared = private = 0.0
+    with suppress(psutil.NoSuchProcess):
         root = psutil.Process(pid)
         for process in (root, *root.children(recursive=True)):
-            total += process.memory_full_info().pss
-    except psutil.NoSuchProcess:
-        return total / 2**20
-    return total / 2**20
+            with suppress(psutil.NoSuchProcess):
+                found = process.memory_full_info()
+                shared, private = shared + found.pss / 2**20, private + found.uss / 2**20
+    return shared, private
 
 
 def main() -> None:
     """Print one JSON object a comparison."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--rows", type=int, default=200_000)
-    parser.add_argument("--token-rows", type=int, default=20_000)
+    parser.add_argument("--token-rows", type=int, default=200_000)
     parser.add_argument("--tokenizer", help="folder; without one only the first comparison is made")
+    parser.add_argument("--repeats", type=int, default=3, help="turns that both take, one after the other")
     arguments = parser.parse_args()
     os.environ.update(TOKENIZERS_PARALLELISM="false", HF_HUB_OFFLINE="1")
-    for tokenizer, count in ((None, arguments.rows), (arguments.tokenizer, arguments.token_rows)):
-        if count and (tokenizer is not None or count == arguments.rows):
-            with tempfile.TemporaryDirectory() as folder:
-                source = Path(folder, "rows.jsonl")
-                write_rows(source, count)
-                found = {name: measure(name, source, tokenizer) for name in CONTENDERS}
-            ratio = {
-                "speed": round(found["posttune"]["rows_per_s"] / found["datasets"]["rows_per_s"], 2),
-                "memory": round(found["posttune"]["peak_mb"] / found["datasets"]["peak_mb"], 2),
-            }
-            load = round(os.getloadavg()[0], 1)
-            print(json.dumps({"tokenizer": tokenizer, **found, "ratio": ratio, "load": load}), flush=True)
+    comparisons = [(None, arguments.rows)]
+    if arguments.tokenizer is not None:
+        comparisons.append((arguments.tokenizer, arguments.token_rows))
+    for tokenizer, count in comparisons:
+        if not count:
+            continue
+        with tempfile.TemporaryDirectory() as folder:
+            source = Path(folder, "rows.jsonl")
+            write_rows(source, count)
+            found = compare(source, tokenizer, arguments.repeats)
+        load = round(os.getloadavg()[0], 1)
+        print(json.dumps({"tokenizer": tokenizer, **found, "load": load}), flush=True)
 
 
 if __name__ == "__main__":

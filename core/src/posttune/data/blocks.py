@@ -9,7 +9,7 @@ from typing import Any, Protocol
 
 from posttune.types import BadRow, Location, SourceRow
 
-BLOCK_BYTES = 1 << 19
+BLOCK_BYTES = 1 << 20
 BLOCK_ROWS = 1000
 
 

@@ -13,11 +13,10 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.json as pa_json
 
 from posttune.data.records import RowError
-
-References = Sequence[str]
 
 
 @dataclass(frozen=True)
@@ -37,7 +36,7 @@ class Converted:
     """What a converter makes of columns: texts by role, and a reference a row where there is one."""
 
     roles: Mapping[str, pa.StringArray]
-    reference: References | None = None
+    reference: pa.StringArray | None = None
 
 
 ConvertColumns = Callable[[Mapping[str, pa.StringArray], Mapping[str, str]], Converted]
@@ -70,12 +69,24 @@ def parse_lines(file: str, first: int, data: bytes) -> Columns | None:
     return Columns(file, first, texts)
 
 
-def texts_of(column: pa.StringArray) -> list[str]:
-    """The texts of a role. Raises `RowError` where one is empty or blank."""
-    texts: list[str] = column.to_pylist()
-    if any(not text or text.isspace() for text in texts):
+def check_blank(column: pa.StringArray) -> None:
+    """Raises `RowError` where a text is empty or blank."""
+    ends, letters = parts(column)
+    if not len(letters):
         raise RowError("a text is blank")
-    return texts
+    first = letters[np.minimum(ends[:-1], len(letters) - 1)]
+    visible = (first > ord(" ")) & (first < 0x7F) & (ends[1:] > ends[:-1])
+    for index in np.flatnonzero(~visible).tolist():
+        text = column[index].as_py()
+        if not text or text.isspace():
+            raise RowError("a text is blank")
+
+
+def parts(column: pa.StringArray) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
+    """Where the texts begin and end, and their bytes one behind the other."""
+    _, ends, data = column.buffers()
+    places = np.frombuffer(ends, np.int32)[column.offset : column.offset + len(column) + 1]
+    return places, np.frombuffer(data or b"", np.uint8)
 
 
 def strings(texts: Sequence[str]) -> pa.StringArray:
@@ -84,25 +95,43 @@ def strings(texts: Sequence[str]) -> pa.StringArray:
     ascii_only = len(data) == sum(map(len, texts))
     sizes = list(map(len, texts)) if ascii_only else [len(text.encode("utf-8")) for text in texts]
     ends = np.cumsum([0, *sizes], dtype=np.int64).astype(np.int32)
-    return pa.StringArray.from_buffers(len(texts), pa.py_buffer(ends.tobytes()), pa.py_buffer(data))
+    return pa.StringArray.from_buffers(len(texts), pa.py_buffer(ends), pa.py_buffer(data))
+
+
+def lengths(column: pa.StringArray) -> np.ndarray[Any, Any]:
+    """int64 [rows]: the characters of each text."""
+    ends, letters = parts(column)
+    if letters[ends[0] : ends[-1]].max(initial=0) < 0x80:
+        return np.diff(ends).astype(np.int64)
+    return np.asarray(pc.utf8_length(column).to_numpy(False), np.int64)
+
+
+def cut_out(column: pa.StringArray, starts: np.ndarray[Any, Any]) -> pa.StringArray:
+    """The ends of the texts, from a byte (counted over the whole column) on. They should be short."""
+    ends, letters = parts(column)
+    sizes = ends[1:] - starts
+    bounds = np.concatenate([[0], np.cumsum(sizes)]).astype(np.int32)
+    places = np.arange(bounds[-1]) + np.repeat(starts - bounds[:-1], sizes)
+    data = np.ascontiguousarray(letters[places])
+    return pa.StringArray.from_buffers(len(sizes), pa.py_buffer(bounds), pa.py_buffer(data))
 
 
 def numbers(values: np.ndarray[Any, Any], kind: pa.DataType) -> pa.Array:
     """An Arrow array of numbers."""
-    return pa.Array.from_buffers(kind, len(values), [None, pa.py_buffer(values.tobytes())])
+    return pa.Array.from_buffers(kind, len(values), [None, pa.py_buffer(np.ascontiguousarray(values))])
 
 
-def lists_of_one(texts: Sequence[str]) -> pa.ListArray:
+def lists_of_one(texts: pa.StringArray) -> pa.ListArray:
     """Every text in a list of its own."""
     ends = numbers(np.arange(len(texts) + 1, dtype=np.int32), pa.int32())
-    return pa.ListArray.from_arrays(ends, strings(texts))
+    return pa.ListArray.from_arrays(ends, texts)
 
 
-def no_lists(count: int) -> pa.ListArray:
-    """As many nulls in the place of lists of texts, in the buffers that a list of None gives."""
+def nothing(count: int, kind: pa.DataType) -> pa.ListArray:
+    """As many nulls in the place of lists of ``kind``, in the buffers that a list of None gives."""
     buffers = [pa.py_buffer(bytes(-(-count // 8))), pa.py_buffer(bytes(4 * (count + 1)))]
-    child = pa.StringArray.from_buffers(0, pa.py_buffer(bytes(4)), pa.py_buffer(b""))
-    return pa.ListArray.from_buffers(pa.list_(pa.string()), count, buffers, children=[child])
+    child = pa.array([], kind)
+    return pa.ListArray.from_buffers(pa.list_(kind), count, buffers, children=[child])
 
 
 def _whole_lines(data: bytes) -> int:

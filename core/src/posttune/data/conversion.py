@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from itertools import chain
 from pathlib import Path
@@ -12,13 +13,15 @@ from typing import TYPE_CHECKING, Any
 
 from posttune.catalog import Catalog
 from posttune.config.models import PluginRef
+from posttune.data.digests import Digests
 from posttune.data.encoded import Truncation
 from posttune.data.layout import META, SCHEMA_VERSION, TRAIN, dump_meta, read_meta
-from posttune.data.parallel import ordered_map, processors
-from posttune.data.reading import digest, expand
+from posttune.data.parallel import ordered_map, processors, submitted_map
+from posttune.data.reading import expand
 from posttune.data.rejected import OnBadRow, Rejected, read_rejected
 from posttune.data.roles import canonical
-from posttune.data.row_stream import BlockConverter, Outcome, Progress, TaskStream, convert_rows
+from posttune.data.row_stream import BlockConverter, Outcome, Progress, Task, TaskStream, convert_rows
+from posttune.data.streams import reading
 from posttune.data.templates import Template, resolve_template
 from posttune.data.tokenize import Encoder, token_meta, tokenizer_fingerprint
 from posttune.data.writer import BatchBuilder, DatasetWriter, Row
@@ -29,6 +32,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 WORTH_FORKING = 1 << 24  # bytes of source; with a tokenizer a sixteenth of it
+_FEW = 4  # blocks that are not plain
 
 
 @dataclass(frozen=True)
@@ -103,17 +107,19 @@ class _Conversion:
         self.tokenizer, self.template = _tokenizer(request)
         self.rejected = Rejected(request.on_bad_row)
         self.stream = TaskStream(self.files, request.converter, self.map)
+        self.digests = Digests(self.files)
         self.rows_in = 0
 
     def run(self) -> ConversionReport:
-        hashes = [(path, digest(path)) for path in self.files]
-        sources = [{"file": str(p), "bytes": p.stat().st_size, "sha256": sha} for p, sha in hashes]
-        fingerprint = self._fingerprint([sha for _, sha in hashes])
-        found = _existing(self.to, fingerprint, self.request.overwrite)
-        if found is not None:
-            return found
+        for path in self.files:  # the last one must not be found missing after hours
+            with reading(path), path.open("rb"):
+                pass
+        if not _is_free(self.to):
+            found = _existing(self.to, self._fingerprint(), self.request.overwrite)
+            if found is not None:
+                return found
         with atomic_dir(self.to, replace=self.request.overwrite) as folder:
-            meta = self._meta(fingerprint, sources, self._write(folder))
+            meta = self._meta(self._write(folder))
             (folder / META).write_text(dump_meta(meta), "utf-8")
             self.rejected.write(folder)
             if self.tokenizer is not None:
@@ -145,9 +151,26 @@ class _Conversion:
         while first is not None and first.columns is None:
             yield BlockConverter(None, encoder, builder)(first)
             first = next(tasks, None)
-        if first is not None:  # the converter is known now
-            function = BlockConverter(self.stream.converter, encoder, builder)
-            yield from ordered_map(function, chain([first], tasks), self._jobs())
+        if first is None:
+            return
+        jobs, tasks = self._jobs(), chain([first], tasks)
+        function = BlockConverter(self.stream.converter, encoder, builder)  # the converter is known now
+        if jobs > 1 and function.has_columns:
+            yield from self._in_threads(function, tasks, jobs)
+        yield from ordered_map(function, tasks, jobs)
+
+    def _in_threads(self, function: BlockConverter, tasks: Iterator[Task], jobs: int) -> Iterator[Outcome]:
+        """What became of the blocks up to where too many were not plain: processes are better at those."""
+        watch = _Plainness()
+        with ThreadPoolExecutor(jobs + 1) as pool:
+            self.digests.start(pool)
+            try:
+                for outcome in submitted_map(pool, function, watch.while_plain(tasks), jobs):
+                    watch.note(outcome)
+                    yield outcome
+            except BaseException:
+                self.digests.stop()
+                raise
 
     def _jobs(self) -> int:
         if self.request.jobs is not None:
@@ -161,12 +184,12 @@ class _Conversion:
             return None
         return Encoder(self.tokenizer, self.template, self.request.max_length, self.request.truncation)
 
-    def _fingerprint(self, hashes: list[str]) -> str:
+    def _fingerprint(self) -> str:
         """Equal for equal content converted in an equal way; where the files lie does not matter."""
         request = self.request
         settings = {
             "schema": SCHEMA_VERSION,
-            "sources": hashes,
+            "sources": self.digests.values,
             "converter": request.converter.model_dump() if request.converter else None,
             "distribution": _distribution(request.converter),
             "map": self.map,
@@ -177,23 +200,32 @@ class _Conversion:
         }
         return hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()
 
-    def _meta(
-        self, fingerprint: str, sources: list[dict[str, Any]], summary: dict[str, Any]
-    ) -> dict[str, Any]:
+    def _meta(self, summary: dict[str, Any]) -> dict[str, Any]:
         assert self.stream.converter is not None  # there was a row
         ref = self.request.converter
+        hashes = zip(self.files, self.digests.values, strict=True)
+        columns = self.stream.columns
+        sources = [
+            {
+                "file": str(path),
+                "bytes": path.stat().st_size,
+                "sha256": sha,
+                "map": columns.get(str(path), {}),
+            }
+            for path, sha in hashes
+        ]
         return {
             "schema": SCHEMA_VERSION,
-            "fingerprint": fingerprint,
+            "fingerprint": self._fingerprint(),
             "rows_in": self.rows_in,
             **summary,
             "rejected": self.rejected.count,
             "converter": {"name": self.stream.converter.name, "options": ref.options if ref else {}},
-            "map": next(iter(self.stream.columns.values())),
+            "map": next(iter(columns.values())),
             **self._token_meta(),
             "max_length": self.request.max_length,
             "truncation": self.request.truncation,
-            "sources": [{**source, "map": self.stream.columns.get(source["file"], {})} for source in sources],
+            "sources": sources,
         }
 
     def _token_meta(self) -> dict[str, Any]:
@@ -261,12 +293,31 @@ class DataConverter:
         return convert(request)
 
 
+class _Plainness:
+    """Counts blocks that were not converted by columns."""
+
+    def __init__(self) -> None:
+        self._blocks = self._others = 0
+
+    def note(self, outcome: Outcome) -> None:
+        self._blocks += 1
+        self._others += not outcome.quick
+
+    def while_plain(self, tasks: Iterator[Task]) -> Iterator[Task]:
+        """Tasks up to where more than a few, and more than a tenth, were of the other kind."""
+        while self._others <= max(_FEW, self._blocks // 10) and (task := next(tasks, None)) is not None:
+            yield task
+
+
+def _is_free(to: Path) -> bool:
+    """Whether nothing is there that a dataset would replace."""
+    return not to.exists() or (to.is_dir() and not any(to.iterdir()))
+
+
 def _existing(to: Path, fingerprint: str, overwrite: bool) -> ConversionReport | None:
     """The report of an equal dataset that is there. Raises `DataError` where something else is."""
     if to.is_file():
         raise DataError("is a file, not a folder", who=str(to), fix="choose another place")
-    if not to.exists() or not any(to.iterdir()):
-        return None
     try:
         meta = read_meta(to)
     except DataError as error:

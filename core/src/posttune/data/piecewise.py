@@ -10,19 +10,38 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping, Sequence
-from itertools import chain
+from dataclasses import dataclass
+from itertools import chain, pairwise
+from threading import Lock
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 if TYPE_CHECKING:
+    from numpy.typing import NDArray
     from tokenizers import Tokenizer
 
 WORDS = 200_000  # in the table at most
+_BEFORE = "\0 "  # in the place of a space in a text without NUL
 _CUT = re.compile(r"(?<=[!-~])(?= [!-~])")
 _GPT4 = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|%s| ?[^\s\p{L}\p{N}]+[\r\n]*|"
     r"\s*[\r\n]+|\s+(?!\S)|\s+"
 )
 _PATTERNS = (_GPT4 % r"\p{N}{1,3}", _GPT4 % r"\p{N}")  # Llama 3, Qwen 2 and their kin
+
+
+@dataclass(frozen=True)
+class FlatIds:
+    """Token ids of several texts: int32 [tokens], and int64 [texts], how many each has."""
+
+    ids: NDArray[np.int32]
+    sizes: NDArray[np.int64]
+
+    @classmethod
+    def none(cls, texts: int) -> FlatIds:
+        """Of texts without a token."""
+        return cls(np.zeros(0, np.int32), np.zeros(texts, np.int64))
 
 
 class WordTable:
@@ -33,28 +52,90 @@ class WordTable:
         self._special = dict(special)
         names = sorted(map(re.escape, special), key=len, reverse=True)
         self._split = re.compile(f"({'|'.join(names)})") if names else None
-        self._table: dict[str, list[int]] = {}
+        self._marks = "".join({name[0] for name in special})
+        self._lock = Lock()
+        self._forget()
 
     def encode(self, texts: Sequence[str]) -> list[list[int]]:
         """The ids of each text."""
-        if len(self._table) > WORDS:
-            self._table.clear()
-        table = self._table
-        split = [self._words(text) for text in texts]
-        new = [word for word in set(chain.from_iterable(split)) if word not in table]
-        for word, found in zip(
-            new, self._backend.encode_batch_fast(new, add_special_tokens=False), strict=True
-        ):
-            table[word] = found.ids
-        return [list(chain.from_iterable([table[word] for word in words])) for words in split]
+        found = self.encode_flat(texts)
+        flat = found.ids.tolist()
+        bounds = np.cumsum([0, *found.sizes]).tolist()
+        return [flat[start:end] for start, end in pairwise(bounds)]
 
-    def _words(self, text: str) -> list[str]:
+    def encode_flat(self, texts: Sequence[str]) -> FlatIds:
+        """The ids of all texts, one behind the other."""
+        words, counts = self._words(texts)
+        with self._lock:  # threads may share the table
+            numbers, ids, starts, sizes = self._looked_up(words)
+        starts, sizes = starts[numbers], sizes[numbers]
+        ends = np.cumsum(sizes)
+        places = np.arange(ends[-1] if len(ends) else 0) + np.repeat(starts - ends + sizes, sizes)
+        bounds = np.cumsum([0, *counts])
+        per_text = np.diff(np.concatenate([[0], ends])[bounds])
+        return FlatIds(ids[places], per_text)
+
+    def _looked_up(
+        self, words: Sequence[str]
+    ) -> tuple[NDArray[Any], NDArray[Any], NDArray[Any], NDArray[Any]]:
+        """The words' numbers, and the table that these are for."""
+        if len(self._starts) > WORDS:
+            self._forget()
+        try:
+            numbers = self._known(words)
+        except KeyError:
+            self._learn(words)
+            numbers = self._known(words)
+        return numbers, self._ids, self._starts, self._sizes
+
+    def _known(self, words: Sequence[str]) -> NDArray[np.int64]:
+        return np.fromiter(map(self._numbers.__getitem__, words), np.int64, len(words))
+
+    def _forget(self) -> None:
+        self._numbers: dict[str, int] = {}
+        self._starts = self._sizes = np.zeros(0, np.int64)
+        self._ids = np.zeros(0, np.int32)
+
+    def _words(self, texts: Sequence[str]) -> tuple[list[str], list[int]]:
+        """What is encoded alone, of all texts, and how many there are of each text."""
+        words: list[str] = []
+        counts: list[int] = []
+        for text in texts:
+            flat = text.replace("\n", " ")
+            if flat.isascii() and flat.isprintable() and "  " not in flat and flat[:1] != " " != flat[-1:]:
+                found = self._at_spaces(text)
+            else:
+                found = self._by_pattern(text)
+            words += found
+            counts.append(len(found))
+        return words, counts
+
+    def _at_spaces(self, text: str) -> list[str]:
+        """The words of a text in which every space stands between visible characters."""
+        if any(mark in text for mark in self._marks):
+            return self._by_pattern(text)
+        return text.replace(" ", _BEFORE).split("\0")
+
+    def _by_pattern(self, text: str) -> list[str]:
         if self._split is None:
             return _CUT.split(text)
         parts = self._split.split(text)
         if len(parts) == 1:
             return _CUT.split(text)
         return [word for part in parts for word in ([part] if part in self._special else _CUT.split(part))]
+
+    def _learn(self, words: Sequence[str]) -> None:
+        """Encode the words that are new."""
+        new = list(dict.fromkeys(word for word in words if word not in self._numbers))
+        found = [each.ids for each in self._backend.encode_batch_fast(new, add_special_tokens=False)]
+        sizes = np.fromiter(map(len, found), np.int64, len(found))
+        starts = len(self._ids) + np.cumsum(sizes) - sizes
+        first = len(self._starts)
+        self._numbers.update(zip(new, range(first, first + len(new)), strict=True))
+        self._starts = np.concatenate([self._starts, starts])
+        self._sizes = np.concatenate([self._sizes, sizes])
+        flat = np.fromiter(chain.from_iterable(found), np.int32, int(sizes.sum()))
+        self._ids = np.concatenate([self._ids, flat])
 
 
 def word_table(backend: Tokenizer) -> WordTable | None:

@@ -43,7 +43,7 @@ _SIGNS = tuple(
     )
 )
 _C1 = b"\xc2"  # begins U+0080 to U+00BF
-_C0_LETTERS = [bytes([code]) for code in (*range(9), 0x0B, *range(0x0E, 0x20), 0x7F)]
+_C0_LETTERS = [bytes([code]) for code in (*range(9), 0x0B, *range(0x0E, 0x20))]
 _DEL = b"\x7f"
 _RARE = b"\xef\xc2\xc3<]>_&"
 
@@ -73,10 +73,10 @@ class TextCheck:
         """The same for text in UTF-8."""
         found = [sign for rare, sign in self._signs if rare in data and sign in data]
         letters = np.frombuffer(data, np.uint8)
-        low = set(np.unique(letters[letters < 0x20]).tolist())
-        return found + [
-            letter for letter in _C0_LETTERS if letter[0] in low or (letter == _DEL and _DEL in data)
-        ]
+        low, usual = np.count_nonzero(letters < ord(" ")), np.count_nonzero(letters == ord("\n"))
+        if low > usual:
+            found += [letter for letter in _C0_LETTERS if letter in data]
+        return [*found, _DEL] if _DEL in data else found
 
     def __call__(self, text: str) -> set[str]:
         """Codes of what was found."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import glob
-import hashlib
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -86,12 +85,6 @@ def expand(sources: Sequence[str | Path]) -> list[Path]:
     if not files:
         raise DataError("no source file was named", fix="name at least one file")
     return files
-
-
-def digest(path: Path) -> str:
-    """SHA-256 of a file's bytes. Raises `DataError` where it cannot be read."""
-    with reading(path), path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def _recognise(stream: ByteStream) -> Format:

@@ -7,9 +7,11 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
 from pathlib import Path
+from threading import Lock
 
 from posttune.config.models import PluginRef
 from posttune.data.blocks import Block
+from posttune.data.columns import ConvertColumns
 from posttune.data.encoded import Encoded
 from posttune.data.json_rows import LineBlock
 from posttune.data.reading import SourceFile, open_source
@@ -42,6 +44,7 @@ class Outcome:
     rejected: list[BadRow] = field(default_factory=list)
     warnings: Counter[str] = field(default_factory=Counter)
     batch: Batch | None = None  # None: no row is left
+    quick: bool = False  # converted by columns
 
 
 class TaskStream:
@@ -133,12 +136,25 @@ class BlockConverter:
         self._converter = converter
         self._encoder = encoder
         self._builder = builder
+        self._one_by_one = Lock()
+
+    @property
+    def has_columns(self) -> bool:
+        """Whether plain blocks are converted by columns: that may be done in several threads."""
+        return self._way() is not None and (self._encoder is None or self._encoder.has_columns)
 
     def __call__(self, task: Task) -> Outcome:
         """The block's rows as a batch, and its bad rows."""
         quick = self._by_columns(task)
         if quick is not None:
             return quick
+        with self._one_by_one:  # a converter's hooks are written for one thread
+            return self._by_rows(task)
+
+    def _way(self) -> ConvertColumns | None:
+        return self._converter.convert_columns if self._converter is not None else None
+
+    def _by_rows(self, task: Task) -> Outcome:
         outcome = Outcome()
         rows = list(convert_rows(task, self._converter, outcome))
         encoded: list[Encoded] | None = None
@@ -150,8 +166,8 @@ class BlockConverter:
 
     def _by_columns(self, task: Task) -> Outcome | None:
         """What becomes of a block of plain rows; None for any other."""
-        way = self._converter.convert_columns if self._converter is not None else None
-        if way is None or task.columns is None or self._encoder is not None:
+        way = self._way()
+        if way is None or task.columns is None:
             return None
         if not isinstance(task.block, LineBlock) or (found := task.block.columns()) is None:
             return None
@@ -161,8 +177,13 @@ class BlockConverter:
             converted = way(found.texts, task.columns)
         except RowError:
             return None
-        batch = self._builder.build_columns(found, converted, set(task.columns.values()))
-        return None if batch is None else Outcome(rows_in=len(found), batch=batch)
+        tokens = None
+        if self._encoder is not None:
+            tokens = self._encoder.columns(converted.roles)
+            if tokens is None:
+                return None
+        batch = self._builder.build_columns(found, converted, set(task.columns.values()), tokens)
+        return None if batch is None else Outcome(rows_in=len(found), batch=batch, quick=True)
 
 
 def _encoded(rows: Sequence[Row], encoder: Encoder, outcome: Outcome) -> tuple[list[Row], list[Encoded]]:

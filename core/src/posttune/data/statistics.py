@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from array import array
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
+Array = np.ndarray[Any, np.dtype[np.int64]]
+
+_LONG = 1 << 15
 PARTS = ("prompt", "response", "total")
 
 
@@ -20,7 +23,7 @@ class Tally:
     rows: int = 0
     warnings: Counter[str] = field(default_factory=Counter)
     columns: Counter[str] = field(default_factory=Counter)  # rows with a value
-    lengths: dict[str, Counter[int]] = field(default_factory=lambda: {part: Counter() for part in PARTS})
+    lengths: dict[str, Lengths] = field(default_factory=lambda: {part: Lengths() for part in PARTS})
     digests: Duplicates = field(default_factory=lambda: Duplicates())
     cut_rows: int = 0
     cut_tokens: int = 0
@@ -31,18 +34,50 @@ class Tally:
         self.warnings.update(other.warnings)
         self.columns.update(other.columns)
         for part in PARTS:
-            self.lengths[part].update(other.lengths[part])
+            self.lengths[part].extend(other.lengths[part])
         self.digests.extend(other.digests)
         self.cut_rows += other.cut_rows
         self.cut_tokens += other.cut_tokens
 
 
-def summarise(counts: Counter[int]) -> dict[str, Any]:
-    """Extremes, mean, percentiles, and a histogram: bin i counts edges[i - 1] < length <= edges[i]."""
-    if not counts:
-        return {}
-    values = np.array(sorted(counts))
-    numbers = np.array([counts[value] for value in values.tolist()])
+class Lengths:
+    """How often each length occurred: short ones in an array, the few long ones by value."""
+
+    def __init__(self) -> None:
+        self._short = np.zeros(0, np.int64)
+        self._long: Counter[int] = Counter()
+
+    def update(self, lengths: Sequence[int] | Array) -> None:
+        """Count lengths."""
+        values = np.asarray(lengths, np.int64)
+        short = values < _LONG
+        if not short.all():
+            self._long.update(values[~short].tolist())
+            values = values[short]
+        self._short = _sum(self._short, np.bincount(values))
+
+    def extend(self, other: Lengths) -> None:
+        """Count those of another one too."""
+        self._short = _sum(self._short, other._short)
+        self._long.update(other._long)
+
+    def summary(self) -> dict[str, Any]:
+        """Extremes, mean, percentiles, and a histogram: bin i counts edges[i - 1] < length <= edges[i]."""
+        short, long = np.flatnonzero(self._short), sorted(self._long)
+        values = np.array([*short, *long], dtype=np.int64)
+        numbers = np.array([*self._short[short], *(self._long[value] for value in long)], dtype=np.int64)
+        return _summarise(values, numbers) if len(values) else {}
+
+
+def _sum(one: Array, other: Array) -> Array:
+    longer, shorter = (one, other) if len(one) > len(other) else (other, one)
+    found = longer.astype(np.int64)
+    found[: len(shorter)] += shorter
+    return found
+
+
+def _summarise(values: Array, numbers: Array) -> dict[str, Any]:
+    """For ``values`` in ascending order, each as often as ``numbers`` says."""
     ends = numbers.cumsum()
     total = int(ends[-1])
     edges = [2**power for power in range(int(values[-1]).bit_length() + 1)]
@@ -80,9 +115,9 @@ class Duplicates:
 
     def count(self) -> int:
         """How many rows are equal to an earlier one."""
-        digests = self.digests()
-        return len(digests) - len(np.unique(digests))
+        digests = np.sort(self.digests())
+        return int(np.count_nonzero(digests[1:] == digests[:-1]))
 
-    def digests(self) -> np.ndarray[Any, np.dtype[np.int64]]:
+    def digests(self) -> Array:
         """One digest a row, in order."""
         return np.array(self._digests, dtype=np.int64)

@@ -13,13 +13,15 @@ from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 from posttune.data.encoded import Encoded, Truncation, truncate
-from posttune.data.piecewise import word_table
+from posttune.data.piecewise import FlatIds, word_table
 from posttune.data.records import RowError
 from posttune.data.templates import Piece, Renderer, Template
+from posttune.data.token_columns import Frame, TokenColumns, token_columns
 from posttune.errors import DataError, ModelError
 from posttune.types import Record
 
 if TYPE_CHECKING:
+    import pyarrow as pa
     from tokenizers import Tokenizer
     from transformers import PreTrainedTokenizerBase
 
@@ -66,6 +68,23 @@ class Encoder:
             plan if isinstance(plan, RowError) else self._assemble([(side, next(ids)) for side in plan])
             for plan in plans
         ]
+
+    @property
+    def has_columns(self) -> bool:
+        """Whether rows can be encoded by columns."""
+        return self._words is not None and self._renderer is None and self._joins
+
+    def columns(self, roles: Mapping[str, pa.StringArray]) -> TokenColumns | None:
+        """The same for rows without messages, by columns; None where they must be looked at one by one."""
+        if self._words is None or not self.has_columns:
+            return None
+        texts = {role: self._words.encode_flat(column.to_pylist()) for role, column in roles.items()}
+        answer = texts.get("text", texts.get("response"))
+        prompt = texts.get("prompt", FlatIds.none(len(next(iter(roles.values())))))
+        found = token_columns(prompt, answer, Frame(self._prefix, self._bos, self._eos))
+        if found is not None and self._max_length is not None and found.total.max() > self._max_length:
+            return None
+        return found
 
     def _plan(self, row: Mapping[str, Any]) -> list[list[Piece]] | RowError:
         """The pieces of the row's sequence; for preference data, also of the rejected one."""

@@ -14,13 +14,14 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from posttune.data.columns import Columns, Converted, lists_of_one, no_lists, numbers, strings
+from posttune.data.columns import Columns, Converted, lengths, lists_of_one, nothing, numbers, strings
 from posttune.data.encoded import Encoded
 from posttune.data.jsonable import to_json
 from posttune.data.layout import EXTRA, FILE, ROLES, ROW, TEXT_ROLES, TOKEN_COLUMNS, TRAIN, arrow_schema
 from posttune.data.quality import TextCheck
 from posttune.data.records import RowError
-from posttune.data.statistics import Tally, summarise
+from posttune.data.statistics import Tally
+from posttune.data.token_columns import TokenColumns
 from posttune.types import Record
 
 _RESERVED = (*ROLES, *TOKEN_COLUMNS, EXTRA, FILE, ROW)
@@ -103,24 +104,32 @@ class BatchBuilder:
         self._warn(tally, records, texts)
         return Batch(pa.record_batch(arrays, schema=self.schema), tally)
 
-    def build_columns(self, source: Columns, found: Converted, used: Collection[str]) -> Batch | None:
-        """The batch of plain rows; ``used`` columns have a role. None where one hides a role by its name."""
+    def build_columns(
+        self, source: Columns, found: Converted, used: Collection[str], tokens: TokenColumns | None = None
+    ) -> Batch | None:
+        """The batch of plain rows; ``used`` columns have a role. None where one hides a role by its name.
+
+        ``tokens`` are there where the dataset has tokens.
+        """
         others = [name for name in source.texts if name not in used]
         if any(name in _RESERVED for name in others):
             return None
         count = len(source)
         arrays: dict[str, pa.Array] = {**found.roles}
         given = found.reference
-        arrays["reference"] = no_lists(count) if given is None else lists_of_one(given)
-        arrays[EXTRA] = strings(_extras({name: source.texts[name] for name in others}, count))
+        arrays["reference"] = nothing(count, pa.string()) if given is None else lists_of_one(given)
+        arrays[EXTRA] = _extras({name: source.texts[name] for name in others}, count)
         file = self._file_numbers[source.file]
         arrays[FILE] = numbers(np.full(count, file, np.int32), pa.int32())
         arrays[ROW] = numbers(np.arange(source.first, source.first + count, dtype=np.int64), pa.int64())
         tally = Tally(rows=count)
         known = {*found.roles, *([] if given is None else ["reference"])}
         tally.columns.update({name: count if name in known else 0 for name in ROLES})
+        if tokens is not None:
+            arrays.update(tokens.arrays)
+            tally.columns.update({name: count - tokens.arrays[name].null_count for name in TOKEN_COLUMNS})
         tally.columns.update(dict.fromkeys(others, count))
-        _measure_columns(tally, found.roles)
+        _measure_columns(tally, found.roles, tokens)
         self._warn_columns(tally, found.roles)
         columns = [
             arrays[field.name] if field.name in arrays else pa.nulls(count, field.type)
@@ -207,7 +216,7 @@ class DatasetWriter:
             "columns": {name: count for name, count in tally.columns.items() if count},
             "lengths": {
                 "unit": "tokens" if self._tokens else "characters",
-                **{name: summarise(counts) for name, counts in tally.lengths.items()},
+                **{name: counts.summary() for name, counts in tally.lengths.items()},
             },
             "duplicates": duplicates,
             "truncated": {"rows": tally.cut_rows, "tokens": tally.cut_tokens},
@@ -232,24 +241,28 @@ def _measure(
     tally.lengths["response"].update([total - prompt for prompt, total in zip(prompts, totals, strict=True)])
 
 
-def _measure_columns(tally: Tally, roles: Mapping[str, pa.StringArray]) -> None:
-    """Count lengths in characters, and equal rows."""
-    sizes = {role: pc.utf8_length(column).to_numpy(False).astype(np.int64) for role, column in roles.items()}
-    totals = np.sum(list(sizes.values()), axis=0)
-    prompts = sizes.get("prompt", np.zeros_like(totals))
-    for part, lengths in (("prompt", prompts), ("response", totals - prompts), ("total", totals)):
-        tally.lengths[part].update(lengths.tolist())
+def _measure_columns(tally: Tally, roles: Mapping[str, pa.StringArray], tokens: TokenColumns | None) -> None:
+    """Count lengths, in tokens or characters, and equal rows."""
+    if tokens is not None:
+        prompts, totals = tokens.prompt, tokens.total
+    else:
+        sizes = {role: lengths(column) for role, column in roles.items()}
+        totals = np.sum(list(sizes.values()), axis=0)
+        prompts = sizes.get("prompt", np.zeros_like(totals))
+    for part, counts in (("prompt", prompts), ("response", totals - prompts), ("total", totals)):
+        tally.lengths[part].update(counts)
     nothing = [None] * tally.rows
     names = (*TEXT_ROLES, "messages")
     tally.digests.add_all(zip(*(roles[n].to_pylist() if n in roles else nothing for n in names), strict=True))
 
 
-def _extras(columns: Mapping[str, pa.StringArray], count: int) -> list[str]:
+def _extras(columns: Mapping[str, pa.StringArray], count: int) -> pa.StringArray:
     """The JSON text of the columns without a role, a row each."""
     if not columns:
-        return ["{}"] * count
+        ends = np.arange(0, 2 * count + 1, 2, dtype=np.int32)
+        return pa.StringArray.from_buffers(count, pa.py_buffer(ends), pa.py_buffer(b"{}" * count))
     values = zip(*(column.to_pylist() for column in columns.values()), strict=True)
-    return [to_json(dict(zip(columns, row, strict=True)), Counter()) for row in values]
+    return strings([to_json(dict(zip(columns, row, strict=True)), Counter()) for row in values])
 
 
 def _as_list(reference: str | list[str] | None) -> list[str] | None:

@@ -52,11 +52,14 @@ class GSM8KConverter:
         """The same for plain blocks; see `posttune.data.columns`."""
         import pyarrow.compute as pc
 
-        from posttune.data.columns import Converted, texts_of
+        from posttune.data.columns import Converted, check_blank, strings
 
         prompts, solutions = texts[columns["prompt"]], texts[columns["response"]]
-        texts_of(prompts)
-        reference = [final_answer(solution) for solution in texts_of(solutions)]
+        for column in (prompts, solutions):
+            check_blank(column)
+        reference = _final_answers(solutions)
+        if reference is None:
+            reference = strings([final_answer(solution) for solution in solutions.to_pylist()])
         if not self.config.annotations:
             solutions = pc.replace_substring_regex(solutions, _ANNOTATION.pattern, "")
         return Converted({"prompt": prompts, "response": solutions}, reference)
@@ -72,10 +75,33 @@ class GSM8KConverter:
         )
 
 
+def _final_answers(solutions: pa.StringArray) -> pa.StringArray | None:
+    """`final_answer` of each; None where one is none, or has anything but plain ASCII."""
+    import numpy as np
+    import pyarrow.compute as pc
+
+    from posttune.data.columns import cut_out, parts
+
+    ends, letters = parts(solutions)
+    signs = np.flatnonzero(letters == ord("#"))
+    last = signs[np.searchsorted(signs, ends[1:]) - 1] if len(signs) else signs
+    starts = last - (len(MARK) - 1)  # of the mark, where its last four signs stand together
+    if len(last) < len(solutions) or (starts < ends[:-1]).any():
+        return None
+    if any((letters[starts + place] != ord("#")).any() for place in range(len(MARK))):
+        return None
+    tails = cut_out(solutions, last + 1)
+    _, found = parts(tails)
+    if len(found) and not ord(" ") <= found.min() <= found.max() < 0x7F:
+        return None
+    answers = pc.ascii_trim_whitespace(pc.replace_substring(tails, ",", ""))
+    return None if (pc.binary_length(answers).to_numpy(False) == 0).any() else answers
+
+
 def final_answer(solution: str) -> str:
     """What follows the last ``####``, without thousands separators. Raises `RowError` without one."""
-    _, mark, tail = solution.rpartition(MARK)
-    answer = tail.strip().replace(",", "")
-    if not mark or not answer:
+    at = solution.rfind(MARK)
+    answer = solution[at + len(MARK) :].strip().replace(",", "")
+    if at < 0 or not answer:
         raise RowError(f"the answer has no {MARK!r} line with a final answer")
     return answer

@@ -34,12 +34,12 @@ class PromptResponseConverter:
 
     def convert_columns(self, texts: Mapping[str, pa.StringArray], columns: Mapping[str, str]) -> Converted:
         """The same for plain blocks; see `posttune.data.columns`."""
-        from posttune.data.columns import Converted, texts_of
+        from posttune.data.columns import Converted, check_blank
 
         roles = {role: texts[columns[role]] for role in ("prompt", "response") if role in columns}
         for column in roles.values():
-            texts_of(column)
-        reference = texts[columns["reference"]].to_pylist() if "reference" in columns else None
+            check_blank(column)
+        reference = texts[columns["reference"]] if "reference" in columns else None
         return Converted(roles, reference)
 
 

@@ -30,11 +30,11 @@ class TextConverter:
 
     def convert_columns(self, texts: Mapping[str, pa.StringArray], columns: Mapping[str, str]) -> Converted:
         """The same for plain blocks; see `posttune.data.columns`."""
-        from posttune.data.columns import Converted, texts_of
+        from posttune.data.columns import Converted, check_blank
 
         roles = {role: texts[columns[role]] for role in ("text",) if role in columns}
         for column in roles.values():
-            texts_of(column)
+            check_blank(column)
         return Converted(roles)
 
 
