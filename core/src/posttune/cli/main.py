@@ -93,6 +93,10 @@ def _answer(error: Exception, words: Sequence[str]) -> None:
             emit_json({"error": failure_of(error)})
 
 
+# torchao, which transformers imports where it is installed, tells of each kernel that it has no use for.
+_CHATTY = ("torchao", "torch.utils._pytree")
+
+
 class _Formatter(logging.Formatter):
     """``posttune: warning: …``, as errors are written."""
 
@@ -101,8 +105,10 @@ class _Formatter(logging.Formatter):
 
 
 def _speak_plainly() -> None:
-    """Warnings go to stderr in our own form."""
+    """Warnings go to stderr in our own form; what nobody can act on does not."""
     root = logging.getLogger()
+    for name in _CHATTY:
+        logging.getLogger(name).setLevel(logging.ERROR)
     if not root.handlers:
         handler = logging.StreamHandler()
         handler.setFormatter(_Formatter())

@@ -67,7 +67,7 @@ class Lodger:
         _wait(self._device)
         for param, home in self._homes:
             param.data = home
-        _give_back(self._device)
+        give_back(self._device)
 
 
 class LodgingOptimizer:
@@ -105,7 +105,7 @@ class LodgingOptimizer:
                             homes[inner] = host_empty(tensor.shape, tensor.dtype, pinned=pinned)
                     state[name] = moved(value, cpu, homes, name)
         _wait(self._device)
-        _give_back(self._device)
+        give_back(self._device)
 
 
 _LODGERS: WeakKeyDictionary[nn.Module, Lodger] = WeakKeyDictionary()
@@ -159,7 +159,7 @@ def _wait(device: torch.device) -> None:
         torch.cuda.current_stream(device).synchronize()
 
 
-def _give_back(device: torch.device) -> None:
+def give_back(device: torch.device) -> None:
     """Let an engine beside the trainer have what is free now."""
     if device.type == "cuda":
         torch.cuda.empty_cache()

@@ -16,7 +16,7 @@ from posttune.distributed.ranks import Ranks
 from posttune.facade import Estimator
 from posttune.loss.controllers import AdaptiveKL, FixedKL
 from posttune.loss.kl import kl_terms
-from posttune.memory.residence import lodges, resident
+from posttune.memory.residence import give_back, lodges, resident
 from posttune.models.load import LoadedModel, Reference
 from posttune.models.params import named_hf_tensors
 from posttune.trainer._alarms import Alarms
@@ -167,6 +167,8 @@ class RlWork:
 
     def _hand_over(self, version: int, meter: Meter) -> None:
         with meter.timed("sync"):
+            if self.collector.engine.info.sleep:  # what the allocator keeps of the update is its room
+                give_back(self.ranks.device)
             self.collector.engine.wake("weights")
             self._send(version)
             self.collector.engine.wake("cache")
