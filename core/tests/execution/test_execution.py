@@ -107,14 +107,14 @@ def test_it_works_off_the_main_thread(tmp_path: Path, executor: str) -> None:
 )
 def test_time_limits(tmp_path: Path, executor: str, function: str) -> None:
     hung = samples("hang", "hang", "one", "hang", "hang", "two")
-    rewards = made(tmp_path, function, executor=executor, workers=2, timeout=0.4)
+    rewards = made(tmp_path, function, executor=executor, workers=2, timeout=1.0)
     assert rewards.score(hung) == {"odd": [None, None, 1.0, None, None, 1.0]}
     stats = rewards.stats["odd"]
     assert (stats.timeouts, stats.errors, stats.scored) == (4, 0, 2)
     assert stats.slowest in {"s0", "s1", "s3", "s4"}
-    valued = made(tmp_path, function, executor=executor, workers=2, timeout=0.4, on_error="value", value=0.0)
+    valued = made(tmp_path, function, executor=executor, workers=2, timeout=1.0, on_error="value", value=0.0)
     assert valued.score(hung) == {"odd": [0.0, 0.0, 1.0, 0.0, 0.0, 1.0]}
-    batch = made(tmp_path, function, executor=executor, workers=1, timeout=60.0, batch_timeout=3.0)
+    batch = made(tmp_path, function, executor=executor, workers=1, timeout=60.0, batch_timeout=6.0)
     assert batch.score(samples("one", "hang", "two")) == {"odd": [1.0, None, None]}
     assert batch.stats["odd"].timeouts == 2
     assert batch.score(samples("one")) == {"odd": [1.0]}

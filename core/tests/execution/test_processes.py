@@ -121,7 +121,7 @@ def test_a_column_that_no_process_can_take_is_named(tmp_path: Path) -> None:
 def test_a_reward_that_cannot_be_loaded_there_says_why(tmp_path: Path) -> None:
     path = tmp_path / "f.py"
     path.write_text(
-        "import sys\nif sys.argv[0].endswith('worker.py'): raise OSError('no model')\ndef f(response): 1"
+        "import os\nif 'POSTTUNE_WORKER' in os.environ: raise OSError('no model')\ndef f(response): 1"
     )
     ref = RewardRef(name="function", options={"path": f"{path}:f"}, executor="process", on_error="mask")
     with pytest.raises(UserError, match="importing it failed at line 2: OSError: no model"):

@@ -27,7 +27,7 @@ def warm() -> Iterator[None]:
     """SymPy's import is not part of any limit."""
     assert score(r"\boxed{\sin\frac{\pi}{5}}", r"\cos\frac{3\pi}{10}") == 1.0
     yield
-    workers._close_pool()
+    workers.pool().close()
 
 
 def score(response: str, reference: str, reward: MathRewardFunction | None = None) -> float:
@@ -37,7 +37,7 @@ def score(response: str, reference: str, reward: MathRewardFunction | None = Non
 def nursery() -> psutil.Process:
     """The process that the workers are forked from; this one may have other children."""
     children = psutil.Process().children()
-    (found,) = [child for child in children if "posttune_sympy._nursery" in " ".join(child.cmdline())]
+    (found,) = [child for child in children if "posttune.workers:serve" in " ".join(child.cmdline())]
     return found
 
 
@@ -57,7 +57,7 @@ def busy() -> set[int]:
     return {
         p.pid
         for p in nursery().children(recursive=True)
-        if sum(p.cpu_times()[:2]) > before.get(p.pid, 0) + 0.05
+        if sum(p.cpu_times()[:2]) > before.get(p.pid, 0) + 0.01
     }
 
 
@@ -74,8 +74,9 @@ def test_four_hang_then_a_right_answer() -> None:
     assert busy() == set()
 
 
+@pytest.mark.slow
 def test_four_hang_at_once_beside_a_right_answer() -> None:
-    reward = MathRewardFunction(time_limit=6.0)
+    reward = MathRewardFunction(time_limit=15.0)
     with ThreadPoolExecutor(5) as threads:
         hung = [threads.submit(score, response, "1", reward) for response in HANGS[4:8]]
         at_work: set[int] = set()
@@ -115,13 +116,10 @@ def test_a_killed_nursery_is_replaced() -> None:
 
 
 def test_a_worker_that_fails_dies_alone() -> None:
-    pool = workers.Pool(1)
-    try:
-        with pytest.raises(workers.WorkerDied):
-            pool.ask({"operation": "equal"}, 10.0)
-        assert pool.ask({"operation": "equal", "nodes": [["num", {"q": "1"}, 0]] * 2}, 10.0)[0] is True
-    finally:
-        pool.close()
+    with pytest.raises(workers.WorkerDied, match="KeyError"):
+        workers.pool().ask({"operation": "equal"}, SLACK)
+    one = ["num", {"q": "1"}, 0]
+    assert workers.pool().ask({"operation": "equal", "nodes": [one, one]}, SLACK)[0] is True
 
 
 def test_after_a_fork() -> None:
@@ -131,7 +129,7 @@ def test_after_a_fork() -> None:
         try:
             status = int(score(r"\boxed{\sin\frac{\pi}{47}}", r"\cos\frac{45\pi}{94}") != 1.0)
         finally:
-            workers._close_pool()
+            workers.pool().close()
             os._exit(status)
     assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
     assert score(r"\boxed{\sin\frac{\pi}{53}}", r"\cos\frac{51\pi}{106}") == 1.0

@@ -8,6 +8,9 @@ from contextvars import ContextVar
 
 _seconds: ContextVar[dict[str, float] | None] = ContextVar("seconds by sample id", default=None)
 
+_timeouts: ContextVar[list[None] | None] = ContextVar("samples that ran out of time", default=None)
+_sample: ContextVar[list[bool]] = ContextVar("whether the present sample ran out of time", default=[])  # noqa: B039
+
 
 @contextmanager
 def seconds_by_sample() -> Iterator[dict[str, float]]:
@@ -18,6 +21,36 @@ def seconds_by_sample() -> Iterator[dict[str, float]]:
         yield collected
     finally:
         _seconds.reset(token)
+
+
+@contextmanager
+def timeouts() -> Iterator[list[None]]:
+    """Collect what runs out of time in a ``posttune.workers.Pool`` meanwhile: one entry a sample."""
+    collected: list[None] = []
+    token = _timeouts.set(collected)
+    try:
+        yield collected
+    finally:
+        _timeouts.reset(token)
+
+
+def note_timeout() -> None:
+    """Tell that the present sample ran out of time, where someone collects it."""
+    collected, sample = _timeouts.get(), _sample.get()
+    if collected is not None and not (sample and sample[0]):
+        collected.append(None)
+        if sample:
+            sample[0] = True
+
+
+@contextmanager
+def one_sample() -> Iterator[None]:
+    """All time-outs meanwhile are of one sample."""
+    token = _sample.set([False])
+    try:
+        yield
+    finally:
+        _sample.reset(token)
 
 
 def note(sample_id: str, seconds: float) -> None:

@@ -18,6 +18,7 @@ class Checked:
 
     scores: Sequence[Score]
     nan: int = 0  # that became None
+    timeouts: int = 0  # samples that the reward scored after a worker of its own ran out of time
 
 
 @dataclass(frozen=True)

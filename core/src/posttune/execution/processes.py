@@ -12,11 +12,8 @@ import pickle
 import selectors
 import signal
 import socket
-import subprocess
-import sys
 import threading
 import time
-import weakref
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -26,8 +23,10 @@ from posttune.config.base import RewardRef
 from posttune.errors import DataError, PluginCallError, PluginId, PosttuneError, RunError
 from posttune.execution import frames
 from posttune.execution.main_module import main_file
+from posttune.execution.nursery import Nursery
 from posttune.execution.outcome import Checked, Limits, Outcome, Unit
 from posttune.execution.remote_errors import unpack_error
+from posttune.execution.worker import ENTRY, PRELOAD
 
 START_LIMIT = 300.0  # seconds for a worker to compose its reward, a model that it loads included
 ANSWER_LIMIT = 30.0  # seconds for a message that has begun to arrive in full
@@ -64,6 +63,15 @@ class _Batch:
     outcomes: dict[int, Outcome] = field(default_factory=dict)
     pending: deque[int] = field(default_factory=deque)
     failed: bool = False
+    began: float = field(default_factory=time.monotonic)
+    started: float | None = None  # when a worker was first there; its start is not the samples' time
+
+    @property
+    def deadline(self) -> float | None:
+        """Of the batch, where it has one and is under way."""
+        if self.limits.deadline is None or self.started is None:
+            return None
+        return self.limits.deadline + self.started - self.began
 
     @property
     def open(self) -> bool:
@@ -79,7 +87,7 @@ class Processes:
         self._lock = threading.Lock()
         self._workers: list[_Worker] = []
         self._selector = selectors.DefaultSelector()
-        self._nursery: _Nursery | None = None
+        self._nursery: Nursery | None = None
         self._closing = False  # asks a batch that another thread runs to end
 
     @property
@@ -91,6 +99,8 @@ class Processes:
         """Call for each unit. Raises what composing the reward in a worker raises."""
         batch = _Batch(units, limits, self._shrink, pending=deque(range(len(units))))
         with self._lock:
+            if any(worker.ready for worker in self._workers):
+                batch.started = batch.began
             try:
                 while batch.open and not self._closing:
                     self._turn(batch)
@@ -158,6 +168,9 @@ class Processes:
             worker.pid = int(message["pid"])
         elif "ready" in message:
             worker.ready = True
+            batch.started = batch.started or time.monotonic()
+        elif "unavailable" in message:
+            raise self._cannot_start(message["unavailable"])
         elif "failed" in message:
             self._discard(worker)
             raise unpack_error(message["failed"], self._who)
@@ -170,7 +183,7 @@ class Processes:
         seconds = float(message["seconds"])
         if "error" in message:
             return Outcome(seconds, error=unpack_error(message["error"], self._who))
-        return Outcome(seconds, Checked(message["scores"], message["nan"]))
+        return Outcome(seconds, Checked(message["scores"], message["nan"], message["timeouts"]))
 
     def _died(self, worker: _Worker, batch: _Batch) -> None:
         if worker.unit is None:
@@ -198,7 +211,7 @@ class Processes:
     def _give_up(self, batch: _Batch) -> None:
         """Kill what has run out of time."""
         now = time.monotonic()
-        late = batch.limits.deadline is not None and now >= batch.limits.deadline
+        late = batch.deadline is not None and now >= batch.deadline
         for worker in list(self._workers):
             if worker.unit is not None:
                 limit = batch.limits.of(batch.units[worker.unit])
@@ -215,7 +228,7 @@ class Processes:
         if not batch.open:
             return 0.0
         ends = [time.monotonic() + WATCH]
-        ends += [] if batch.limits.deadline is None else [batch.limits.deadline]
+        ends += [] if batch.deadline is None else [batch.deadline]
         for worker in self._busy():
             limit = batch.limits.of(batch.units[worker.unit or 0])
             ends += [] if limit is None else [worker.since + limit]
@@ -223,7 +236,7 @@ class Processes:
 
     def _start_worker(self) -> None:
         if self._nursery is None:
-            self._nursery = _Nursery()
+            self._nursery = Nursery(ENTRY, PRELOAD)
         channel = self._nursery.fork()
         channel.settimeout(ANSWER_LIMIT)
         worker = _Worker(channel, time.monotonic())
@@ -242,53 +255,6 @@ class Processes:
     def _cannot_start(self, what: str) -> RunError:
         fix = "see what it wrote to stderr; raise memory_mb if that is set"
         return RunError(f"a worker process cannot be had: {what}", who=str(self._who), fix=fix)
-
-
-class _Nursery:
-    """The process that forks workers. It ends them and itself when this object, or this process, ends."""
-
-    def __init__(self) -> None:
-        ours, theirs = socket.socketpair()
-        with theirs:
-            self._process = subprocess.Popen(
-                [sys.executable, "-P", "-m", "posttune.execution.worker", str(theirs.fileno())],
-                pass_fds=[theirs.fileno()],
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.DEVNULL,
-                env=_environment(),
-                start_new_session=True,  # Ctrl-C is for the run, which then closes its pools
-            )
-        self._control = ours
-        self.close = weakref.finalize(self, _end, ours, self._process, os.getpid())
-
-    @property
-    def alive(self) -> bool:
-        """Whether the process runs."""
-        return self._process.poll() is None
-
-    def fork(self) -> socket.socket:
-        """A socket whose other end a new worker has."""
-        ours, theirs = socket.socketpair()
-        with theirs, contextlib.suppress(OSError):  # that it has ended is seen by ``alive``
-            socket.send_fds(self._control, [b"f"], [theirs.fileno()])
-        return ours
-
-
-def _end(control: socket.socket, process: subprocess.Popen[bytes], owner: int) -> None:
-    if os.getpid() != owner:
-        return  # a fork of the owner: not its process to end
-    control.close()
-    try:
-        process.wait(5)
-    except subprocess.TimeoutExpired:
-        process.kill()
-        process.wait()
-
-
-def _environment() -> dict[str, str]:
-    """Ours, with modules found where this process finds them and one thread for the maths of each worker."""
-    places = [place or str(os.getcwd()) for place in sys.path]  # noqa: PTH109
-    return {"OMP_NUM_THREADS": "1", **os.environ, "PYTHONPATH": os.pathsep.join(places)}
 
 
 def _setup(ref: RewardRef) -> dict[str, Any]:

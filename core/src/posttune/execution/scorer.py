@@ -130,7 +130,7 @@ class Scorer:
                 if outcome.checked is None:
                     tally.failed.update(places[position])
                 key = self._cache.key(sample)
-                if key is not None and outcome.checked is not None:
+                if key is not None and outcome.checked is not None and not outcome.checked.timeouts:
                     self._cache.put(key, score)
                 position += 1
         if tally.timeouts:
@@ -165,6 +165,7 @@ class Scorer:
         """The scores of a call; what the policy says where it has none."""
         if outcome.checked is not None:
             tally.nan += outcome.checked.nan
+            tally.timeouts += outcome.checked.timeouts
             return outcome.checked.scores
         if outcome.error is not None:
             tally.errors += len(unit)

@@ -15,6 +15,7 @@ from typing import Any, TypeVar, cast
 
 from posttune.config.base import PluginRef
 from posttune.errors import PosttuneError
+from posttune.execution import clock
 from posttune.execution.inline import settled
 from posttune.execution.outcome import Checked, Unit
 from posttune.execution.scorer import Scorer
@@ -177,10 +178,11 @@ class RewardCall:
 
     def __call__(self, unit: Unit) -> Checked:
         """The checked scores. Raises PluginCallError, PluginReturnError, and errors of posttune."""
-        answers = self._begin(unit)
-        if inspect.isawaitable(answers):
-            answers = self._guarded(unit, lambda: settled(answers))
-        return self.check(unit, answers)
+        with clock.timeouts() as late:
+            answers = self._begin(unit)
+            if inspect.isawaitable(answers):
+                answers = self._guarded(unit, lambda: settled(answers))
+        return replace(self.check(unit, answers), timeouts=len(late))
 
     async def start(self, unit: Unit) -> object:
         """The answers, not yet checked, of a reward that may be async."""

@@ -135,7 +135,8 @@ def _unusable(who: str, what: str) -> UserError:
 def _timed(function: Callable[[Sample], Any], sample: Sample) -> Any:
     began = time.perf_counter()
     try:
-        result = function(sample)
+        with clock.one_sample():
+            result = function(sample)
     except Exception as error:
         error.add_note(f"{_place(error)}, while scoring sample {sample.name}")
         raise

@@ -5,6 +5,7 @@ SymPy's parsers are not used: objects are built from the tree by the table below
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from fractions import Fraction
 from typing import Any
@@ -16,6 +17,7 @@ from sympy.core.expr import Expr  # type: ignore[import-untyped]
 from posttune_sympy.nodes import Node, from_json
 
 MAX_EXPONENT = 100_000
+RECURSION = 4_000
 MAX_FACTORIAL = 5_000
 DIGITS = 40
 ZERO = sympy.Float(10) ** -25
@@ -34,6 +36,7 @@ class Unsupported(Exception):
 
 def answer(request: dict[str, Any]) -> bool | None:
     """The answer to a request: true, false, or null where it is not known."""
+    sys.setrecursionlimit(RECURSION)
     nodes = [from_json(node) for node in request["nodes"]]
     try:
         return OPERATIONS[request["operation"]](*nodes)
