@@ -22,6 +22,8 @@ from posttune.data.packing import (
     token_index,
 )
 from posttune.data.partition import balance
+from posttune.distributed.ranks import Ranks
+from posttune.trainer._batch import even_share
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel
 
 Lengths = st.lists(st.integers(1, 60), max_size=60)
@@ -234,7 +236,9 @@ def test_real_lengths_over_four_ranks(name: str) -> None:
     spreads = []
     for start in range(0, len(lengths) - 256, 256):
         batch = lengths[start : start + 256]
-        shares = [[batch[i] for i in share] for share in balance(batch, 4)]
+        places = [even_share(Ranks(rank, 4), range(len(batch)), batch) for rank in range(4)]
+        assert sorted(chain.from_iterable(places)) == list(range(len(batch)))
+        shares = [[batch[place] for place in share] for share in places]
         plans = [plan(share, micro_batch_tokens=8192) for share in shares]
         computed = sum(micro.tokens for micros in plans for micro in micros)
         assert 1 - sum(batch) / computed <= 0.01

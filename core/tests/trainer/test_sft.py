@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +13,9 @@ import torch
 import trainer_toy as toy
 from posttune.data.conversion import ConvertRequest, convert
 from posttune.data.dataset import SampleDataset
+from posttune.distributed.ranks import Ranks
 from posttune.errors import ConfigError, DataError
+from posttune.trainer.loop import Position
 from posttune.trainer.sft import SftWork
 
 
@@ -136,3 +140,19 @@ def test_exactly_one_of_steps_and_epochs(
 ) -> None:
     with pytest.raises(ConfigError, match=what):
         toy.run_stage(tmp_path, toy.sft(task, **fields))
+
+
+def test_every_process_gets_about_as_many_tokens(task: Path, tmp_path: Path) -> None:
+    rows = [{"prompt": "1+1=", "response": "2" * (1 if number < 12 else 40)} for number in range(24)]
+    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    convert(ConvertRequest([tmp_path / "rows.jsonl"], tmp_path / "data", tokenizer=task / "model"))
+    stage = toy.sft(task, data={"path": str(tmp_path / "data"), "shuffle": False}, batch_size=24)
+    with ExitStack() as stack:
+        work = toy.prepared(tmp_path, stage, stack).work
+        assert isinstance(work, SftWork)
+        shares = [replace(work, ranks=Ranks(rank, 3))._sequences(Position(0, 0, 0)) for rank in range(3)]
+        whole = work._sequences(Position(0, 0, 0))
+    tokens = [sum(len(sequence.ids) for sequence in share) for share in shares]
+    assert tokens[0] == tokens[1] == tokens[2]  # a contiguous third of these rows has none of the long ones
+    ids = [list(sequence.ids) for share in shares for sequence in share]
+    assert sorted(ids) == sorted(list(sequence.ids) for sequence in whole)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from bisect import bisect_right
 from collections.abc import Iterator
+from functools import cached_property
 from itertools import accumulate
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -93,17 +94,17 @@ class SampleDataset:
         """Whether the rows hold token ids."""
         return bool(self._tokens)
 
-    @property
+    @cached_property
     def lengths(self) -> NDArray[np.int64]:
         """Tokens of every row's ``input_ids``."""
         return self._lengths("input_ids")
 
-    @property
+    @cached_property
     def prompt_lengths(self) -> NDArray[np.int64]:
         """Tokens of every row's ``prompt_ids``."""
         return self._lengths("prompt_ids")
 
-    @property
+    @cached_property
     def rejected_lengths(self) -> NDArray[np.int64]:
         """Tokens of every row's ``rejected_ids``; 0 where a row has none."""
         return self._lengths("rejected_ids")
@@ -149,7 +150,9 @@ class SampleDataset:
             )
         counts = [pc.list_value_length(batch.column(column)).fill_null(0) for batch in self._batches]
         parts = [count.to_numpy(False) for count in counts]
-        return np.concatenate(parts).astype(np.int64) if parts else np.zeros(0, np.int64)
+        found = np.concatenate(parts).astype(np.int64) if parts else np.zeros(0, np.int64)
+        found.setflags(write=False)  # it is kept
+        return found
 
     def _find(self, index: int) -> tuple[pa.RecordBatch, int]:
         position = index + len(self) if index < 0 else index

@@ -12,6 +12,7 @@ from torch import Tensor
 from posttune import _segments as segments
 from posttune.config.models import PackingConfig
 from posttune.data.packing import MicroPlan, ModelBatch, TokenSequence, collate, pack, plan, token_index
+from posttune.data.partition import balance
 from posttune.distributed import watch
 from posttune.distributed.ranks import Ranks
 from posttune.memory.residence import resident
@@ -90,6 +91,16 @@ class Micro:
     def of(self, values: Tensor | None) -> Tensor | None:
         """What belongs to this micro-batch of a tensor [N]."""
         return None if values is None else values[self.index]
+
+
+def even_share(ranks: Ranks, rows: Sequence[int], lengths: Sequence[int]) -> list[int]:
+    """This process's part of ``rows``, of about as many tokens as the others'; ``lengths`` are theirs.
+
+    The parts of all shares together are ``rows``, each once, so that no mean over the step changes.
+    """
+    if ranks.data_world == 1:
+        return list(rows)
+    return [rows[place] for place in balance(lengths, ranks.data_world)[ranks.data_rank]]
 
 
 def model_batches(

@@ -22,6 +22,7 @@ from posttune.models.load import LoadedModel
 from posttune.models.load_scalar import load_reward_model
 from posttune.rollout.requests import derive_seed
 from posttune.run.stages import StageContext, StageResult
+from posttune.trainer._batch import even_share
 from posttune.trainer._holdout import HeldOut, Split, record, split
 from posttune.trainer._inputs import Data, load_data
 from posttune.trainer._pairs import (
@@ -75,8 +76,10 @@ class RewardModelWork:
 
     def _pairs(self, position: Position) -> list[Pair]:
         """This rank's share of the step's pairs."""
-        places = self.ranks.share(self.sampler.indices(position.consumed, self.config.batch_size))
-        return read_pairs(self.dataset, [self.rows[place] for place in places])
+        drawn = self.sampler.indices(position.consumed, self.config.batch_size)
+        rows = [self.rows[place] for place in drawn]
+        lengths = self.dataset.lengths[rows] + self.dataset.rejected_lengths[rows]
+        return read_pairs(self.dataset, even_share(self.ranks, rows, lengths.tolist()))
 
     def _count(self, pairs: list[Pair], position: Position) -> int:
         """Pairs of the step over all ranks: what its means are over."""

@@ -19,7 +19,7 @@ from posttune.loss.aggregate import aggregate
 from posttune.memory.ledger import LEDGER
 from posttune.models.forward import response_logprobs
 from posttune.run.stages import StageContext, StageResult
-from posttune.trainer._batch import model_batches
+from posttune.trainer._batch import even_share, model_batches
 from posttune.trainer._inputs import load_data, load_stage_model
 from posttune.trainer.checks import check_stage
 from posttune.trainer.loop import Position, StepOutput
@@ -64,7 +64,8 @@ class SftWork:
 
     def _sequences(self, position: Position) -> list[TokenSequence]:
         """This rank's share; rows with nothing to predict are left out, as they are of every count."""
-        indices = self.ranks.share(self.sampler.indices(position.consumed, self.config.batch_size))
+        drawn = self.sampler.indices(position.consumed, self.config.batch_size)
+        indices = even_share(self.ranks, drawn, self.dataset.lengths[drawn].tolist())
         rows = [self.dataset[index] for index in indices]
         sequences = [TokenSequence.from_mask(row["input_ids"], row["loss_mask"]) for row in rows]
         return [sequence for sequence in sequences if sequence.response_length]
