@@ -17,6 +17,7 @@ PYTEST := $(BIN)/python -m pytest
 QUICK := runs/quickstart
 QUICK_DATA := runs/quickstart-data
 DIST ?= dist
+GPU_PYTHON ?= $(BIN)/python
 # Engines that run on a CPU: one environment for each plugins/NAME/constraints/*-cpu-*.txt, which lists it whole.
 # The newest of a plugin is called NAME, any other as its file is.
 ENGINE_FILES := $(sort $(wildcard plugins/*/constraints/*-cpu-*.txt))
@@ -82,7 +83,8 @@ test-engines: $(addprefix test-engine-,$(ENGINES))  ## Real engines on a CPU, ea
 define ENGINE_RULES
 .PHONY: test-engine-$(2)
 test-engine-$(2): .venv-$(2)/.installed
-	OMP_NUM_THREADS=1 .venv-$(2)/bin/python -m pytest -q plugins/$(3) $$(ARGS)
+	OMP_NUM_THREADS=1 .venv-$(2)/bin/python -m pytest -q $(if $(shell grep pytest-xdist $(1)),-n 2 --dist loadscope) \
+	  -m "not gpu" plugins/$(3) $$(ARGS)
 
 .venv-$(2)/.installed: $(1) core/pyproject.toml plugins/$(3)/pyproject.toml
 	test -x .venv-$(2)/bin/python || $(PYTHON) -m venv .venv-$(2)
@@ -92,8 +94,9 @@ test-engine-$(2): .venv-$(2)/.installed
 endef
 $(foreach file,$(ENGINE_FILES),$(eval $(call ENGINE_RULES,$(file),$(call engine_of,$(file)),$(call plugin_of,$(file)))))
 
-test-gpu: $(STAMP)  ## Tests that need an accelerator.
-	$(PYTEST) -q -m gpu $(ARGS)
+# Where the environment is given, as on a machine without network: make test-gpu GPU_PYTHON=python3
+test-gpu: $(if $(filter $(BIN)/python,$(GPU_PYTHON)),$(STAMP))  ## Tests that need an accelerator.
+	$(GPU_PYTHON) -m pytest -q -m gpu $(ARGS)
 
 dist: $(STAMP)  ## Wheels and sdists of core and every plugin, into dist/.
 	for project in $(PROJECTS); do $(BIN)/python -m build -q --no-isolation --outdir $(DIST) $$project; done
@@ -105,6 +108,9 @@ constraints: $(STAMP)  ## Pin what is installed now.
 
 readme:  ## The plugin table of the README, from the metadata.
 	$(PYTHON) tools/plugin_table.py README.md $(PROJECTS)
+
+reference: $(STAMP)  ## The reference pages of the documentation, from the code.
+	$(BIN)/python tools/reference.py
 
 clean:  ## Remove what the targets made, runs excepted.
 	rm -rf $(VENV) $(wildcard .venv-*) dist site build .mypy_cache .pytest_cache .ruff_cache
