@@ -50,7 +50,8 @@ class Prepared:
     facts: Facts
     needed: set[str]  # tensors without which a load is incomplete
     max_length: int
-    tokenizer: Any
+    has_tokenizer: bool  # whoever looks for stop strings
+    tokenizer: Any  # the run's own, where there is one
     dtype: str
     scratch: Path
     lora: bool
@@ -122,7 +123,7 @@ class EngineBackend:
     def rollout_backend_generate(self, requests: Sequence[Request], sampling: Sampling) -> list[Completion]:
         """Answer every request ``sampling.n`` times, request-major."""
         ready, link = self._started()
-        check(requests, sampling, ready.max_length, tokenizer=ready.tokenizer is not None, who=self.who)
+        check(requests, sampling, ready.max_length, tokenizer=ready.has_tokenizer, who=self.who)
         if not self._whole:
             what = "a hand-over of weights was broken off: the engine holds a mixture"
             raise RunError(what, who=self.who, fix="load all weights again")

@@ -19,7 +19,8 @@ def settled(answer: Answer, sampling: Sampling, tokenizer: Any) -> Answer:
     ids = answer.token_ids
     first = next((place + 1 for place, token in enumerate(ids) if token in sampling.eos_ids), 0)
     length = first or len(ids)
-    spelled = _completes(ids[:length], sampling.stop, tokenizer) if sampling.stop else 0
+    look = sampling.stop and tokenizer is not None
+    spelled = _completes(ids[:length], sampling.stop, tokenizer) if look else 0
     length = spelled or length
     if not (first or spelled) or (length == len(ids) and answer.reason == "s"):
         return answer
