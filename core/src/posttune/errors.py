@@ -31,7 +31,10 @@ from dataclasses import dataclass, field
 
 
 class PosttuneError(Exception):
-    """Base of all errors here. ``what`` happened, to ``who``, and the ``fix`` to try next."""
+    """Base of all errors here. ``what`` happened, to ``who``, and the ``fix`` to try next.
+
+    Cure: what the message says after next.
+    """
 
     exit_code = 1
 
@@ -47,17 +50,26 @@ class PosttuneError(Exception):
 
 
 class UserError(PosttuneError):
-    """A mistake in what was asked for."""
+    """A mistake in what was asked for.
+
+    Cure: what the message says after next.
+    """
 
     exit_code = 2
 
 
 class DataError(UserError):
-    """A source file, a row or a dataset that cannot be used."""
+    """A source file, a row or a dataset that cannot be used.
+
+    Cure: mend the row that is named, map another column, or skip bad rows with `on_bad_row: skip`.
+    """
 
 
 class ModelError(UserError):
-    """A model or tokenizer folder that cannot be used."""
+    """A model or tokenizer folder that cannot be used.
+
+    Cure: name a folder that transformers loads, or an earlier stage.
+    """
 
 
 @dataclass(frozen=True)
@@ -78,7 +90,10 @@ class Problem:
 
 
 class ConfigError(UserError):
-    """All problems of one configuration, reported together."""
+    """All problems of one configuration, reported together.
+
+    Cure: mend the lines that are named; `posttune config check FILE` tells whether all are right.
+    """
 
     def __init__(self, problems: Sequence[Problem], *, fix: str = "") -> None:
         self.problems = list(problems)
@@ -105,7 +120,10 @@ class PluginId:
 
 
 class PluginError(PosttuneError):
-    """Something is wrong with a plugin; ``plugin`` says which."""
+    """Something is wrong with a plugin; ``plugin`` says which.
+
+    Cure: `posttune doctor PLUGIN` examines it.
+    """
 
     def __init__(self, what: str, *, plugin: PluginId, fix: str = "") -> None:
         self.plugin = plugin
@@ -113,31 +131,46 @@ class PluginError(PosttuneError):
 
 
 class UnknownPlugin(PluginError):
-    """Nothing installed bears the name."""
+    """Nothing installed bears the name.
+
+    Cure: correct the name, or install the distribution that the message names.
+    """
 
     exit_code = 2
 
 
 class DuplicatePlugin(PluginError):
-    """Two distributions bear the name."""
+    """Two distributions bear the name.
+
+    Cure: uninstall one of the two, or name one in POSTTUNE_BLOCK.
+    """
 
     exit_code = 2
 
 
 class BlockedPlugin(PluginError):
-    """``POSTTUNE_BLOCK`` forbids it."""
+    """``POSTTUNE_BLOCK`` forbids it.
+
+    Cure: take it out of POSTTUNE_BLOCK, or name another plugin.
+    """
 
     exit_code = 2
 
 
 class ApiMismatch(PluginError):
-    """The plugin's distribution does not accept this version of posttune."""
+    """The plugin's distribution does not accept this version of posttune.
+
+    Cure: upgrade the plugin, or install a version of posttune that it accepts.
+    """
 
     exit_code = 2
 
 
 class PluginOptionsError(PluginError):
-    """The plugin's ``Config`` refused its options."""
+    """The plugin's ``Config`` refused its options.
+
+    Cure: `posttune plugins show KIND NAME` lists its options.
+    """
 
     exit_code = 2
 
@@ -147,34 +180,59 @@ class PluginOptionsError(PluginError):
 
 
 class PluginLoadError(PluginError):
-    """The plugin's module failed to import, or its class to be created."""
+    """The plugin's module failed to import, or its class to be created.
+
+    Cure: install what is missing (an engine is the extra [engine] of its plugin); else report it to its
+    author.
+    """
 
 
 class PluginContractError(PluginError):
-    """The plugin's hooks do not match the specification of its kind."""
+    """The plugin's hooks do not match the specification of its kind.
+
+    Cure: its author mends the hooks that are named; the conformance kit finds them before a release.
+    """
 
 
 class PluginCallError(PluginError):
-    """A hook raised."""
+    """A hook raised.
+
+    Cure: the message holds the plugin's own error; a reward can be told what to do then, by `on_error`.
+    """
 
 
 class PluginReturnError(PluginError):
-    """A hook returned what its contract forbids."""
+    """A hook returned what its contract forbids.
+
+    Cure: its author mends what is returned; the conformance kit finds it before a release.
+    """
 
 
 class RunError(PosttuneError):
-    """A run failed."""
+    """A run failed.
+
+    Cure: `posttune run FILE --resume` goes on from the last checkpoint, once the cause is gone.
+    """
 
 
 class CheckpointError(RunError):
-    """A checkpoint is damaged, incomplete, or belongs to another run."""
+    """A checkpoint is damaged, incomplete, or belongs to another run.
+
+    Cure: resume takes the last whole one; name an older one, or begin another run folder.
+    """
 
 
 class ExportError(RunError):
-    """An export failed, or what was read back differs from what was trained."""
+    """An export failed, or what was read back differs from what was trained.
+
+    Cure: nothing was left behind: mend what is named and export again.
+    """
 
 
 class Interrupted(RunError):
-    """The user asked to stop. The message names the checkpoint that was left."""
+    """The user asked to stop. The message names the checkpoint that was left.
+
+    Cure: `posttune run FILE --resume`.
+    """
 
     exit_code = 130

@@ -29,8 +29,13 @@ class OptimizerConfig(Strict):
         "and a column of them, and takes no betas and no eps from here.",
     )
     lr: NonNegativeFloat = Field(default=1e-5, description="Peak learning rate.")
-    betas: list[float] = Field(default_factory=lambda: [0.9, 0.999], min_length=2, max_length=2)
-    eps: PositiveFloat = Field(default=1e-8)
+    betas: list[float] = Field(
+        default_factory=lambda: [0.9, 0.999],
+        min_length=2,
+        max_length=2,
+        description="Decay of the mean and of the mean square of gradients.",
+    )
+    eps: PositiveFloat = Field(default=1e-8, description="Added to the root of the mean square.")
     weight_decay: NonNegativeFloat = Field(default=0.0, description="Not applied to vectors (norms, biases).")
     warmup_steps: NonNegative = Field(default=0, description="Steps of linear warm-up.")
     schedule: Literal["constant", "linear", "cosine"] = Field(

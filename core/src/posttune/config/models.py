@@ -232,7 +232,9 @@ class ConvertStage(Stage):
     template: str = Field(default="auto", description="auto, none, or the path of a chat template.")
     on_bad_row: Literal["refuse", "skip"] = Field(default="refuse", description="What a bad row does.")
     max_length: Positive | None = Field(default=None, description="Tokens of a whole sequence.")
-    truncation: Literal["refuse", "left", "right", "middle"] = Field(default="refuse")
+    truncation: Literal["refuse", "left", "right", "middle"] = Field(
+        default="refuse", description="What happens to a longer row."
+    )
     overwrite: bool = Field(default=False, description="Replace another dataset at the same place.")
 
 
@@ -321,7 +323,9 @@ class ExportStage(Stage):
     base: str | None = Field(default=None, description="The model of adapters; where no file names it.")
     part: str | None = Field(default=None, description="A checkpoint's other model, such as critic.")
     exporter: PluginRef = Field(default_factory=lambda: PluginRef(name="hf"))
-    dtype: Literal["keep", "float32", "bfloat16", "float16"] = "keep"
+    dtype: Literal["keep", "float32", "bfloat16", "float16"] = Field(
+        default="keep", description="Type of the weights that are written; keep: that of the source."
+    )
 
 
 STAGES: dict[str, type[Stage]] = {
