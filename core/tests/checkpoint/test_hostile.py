@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import pickle
+import random
 from pathlib import Path
 from typing import Any
 
@@ -121,3 +123,28 @@ def test_damaged_index(checkpoint: Path, data: bytes) -> None:
     replace(checkpoint, "tensors/.metadata", data)
     with pytest.raises(CheckpointError, match="is refused"):
         open_source(checkpoint).load_model()
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_any_damage_is_an_error_of_the_checkpoint(checkpoint: Path, seed: int) -> None:
+    """Bytes of the index changed at random: it is read as it was, or refused; never another error."""
+    original = (checkpoint / "tensors" / ".metadata").read_bytes()
+    draw = random.Random(seed)
+    refused = 0
+    for _ in range(150):
+        data = bytearray(original)
+        for _ in range(draw.randint(1, 3)):
+            data[draw.randrange(len(data))] = draw.randrange(256)
+        replace(
+            checkpoint,
+            "tensors/.metadata",
+            bytes(data[: draw.choice([len(data), draw.randrange(len(data))])]),
+        )
+        try:
+            shapes = dcp.shapes(checkpoint / store.TENSORS)
+            small = {name: each for name, each in shapes.items() if 0 <= math.prod(each[0]) < 10**6}
+            wanted = {name: torch.zeros(shape, dtype=dtype) for name, (shape, dtype) in small.items()}
+            dcp.read_into(checkpoint / store.TENSORS, wanted)
+        except CheckpointError:
+            refused += 1
+    assert refused > 50

@@ -67,6 +67,16 @@ def test_in_a_pipe_there_are_plain_lines_alone(capsys: pytest.CaptureFixture[str
     assert err == ""
 
 
+def test_each_save_names_the_command_that_exports_it(capsys: pytest.CaptureFixture[str]) -> None:
+    observer = ConsoleObserver(ConsoleConfig())
+    observer.observer_run_start(run=run_info(total=3))
+    observer.observer_checkpoint(path=Path("my run/checkpoints/global_step_2"))
+    out, err = capsys.readouterr()
+    assert out == ""  # which has one line a step
+    command = "posttune export 'my run/checkpoints/global_step_2' --to DIR"
+    assert err == f"checkpoint: my run/checkpoints/global_step_2; a model of it: {command}\n"
+
+
 def test_on_a_terminal_a_bar_stays_below_the_lines(monkeypatch: pytest.MonkeyPatch) -> None:
     screen = Terminal()
     monkeypatch.setattr(sys, "stdout", screen)

@@ -28,7 +28,19 @@ from torch.distributed.checkpoint.state_dict_saver import save as dcp_save
 from posttune.errors import CheckpointError
 
 _INDEX = ".metadata"
-_DAMAGE = (pickle.UnpicklingError, EOFError, AttributeError, TypeError, ValueError, LookupError)
+_DAMAGE = (
+    pickle.UnpicklingError,
+    EOFError,
+    ArithmeticError,
+    AttributeError,
+    ImportError,
+    LookupError,
+    MemoryError,
+    RuntimeError,
+    TypeError,
+    ValueError,
+)
+"""What an unpickler raises, or what reads its objects, when the bytes are not those that were written."""
 _ALLOWED = {
     ("collections", "OrderedDict"),
     ("pathlib", "PosixPath"),
@@ -68,25 +80,17 @@ def read_index(folder: Path) -> Metadata:
     try:
         with path.open("rb") as file:
             index = _MetadataUnpickler(file).load()
+        _check_index(index, path)
     except FileNotFoundError as error:
         raise CheckpointError(
             "has no index of tensors", who=str(path), fix="use another checkpoint"
         ) from error
-    except (
-        pickle.UnpicklingError,
-        EOFError,
-        AttributeError,
-        TypeError,
-        ValueError,
-        IndexError,
-        KeyError,
-    ) as error:
+    except _DAMAGE as error:
         raise CheckpointError(
             f"is refused: {error}",
             who=str(path),
             fix="it is damaged or not to be trusted; use another checkpoint",
         ) from error
-    _check_index(index, path)
     return cast(Metadata, index)
 
 
@@ -96,6 +100,8 @@ def _check_index(index: object, path: Path) -> None:
         refused = "it is no index of tensors"
     elif others := [key for key, entry in index.state_dict_metadata.items() if not _is_tensor(entry)]:
         refused = f"{others[0]!r} is no tensor"
+    elif misshapen := [key for key, entry in index.state_dict_metadata.items() if not _has_shape(entry)]:
+        refused = f"{misshapen[0]!r} has no shape and type"
     elif outside := [
         info.relative_path for info in index.storage_data.values() if not _is_beside(info.relative_path)
     ]:
@@ -106,6 +112,10 @@ def _check_index(index: object, path: Path) -> None:
 
 def _is_tensor(entry: object) -> bool:
     return isinstance(entry, TensorStorageMetadata)
+
+
+def _has_shape(entry: TensorStorageMetadata) -> bool:
+    return isinstance(entry.size, torch.Size) and isinstance(entry.properties.dtype, torch.dtype)
 
 
 def _is_beside(name: object) -> bool:
@@ -159,7 +169,7 @@ def read_into(folder: Path, tensors: Mapping[str, torch.Tensor]) -> None:
     try:
         with _silent():
             dcp_load(dict(tensors), storage_reader=_Reader(folder), planner=planner, no_dist=True)
-    except (CheckpointException, OSError, RuntimeError, pickle.UnpicklingError, AssertionError) as error:
+    except (CheckpointException, OSError, AssertionError, *_DAMAGE) as error:
         raise CheckpointError(
             f"the tensors cannot be read: {_cause(error)}", who=str(folder), fix="use another checkpoint"
         ) from error
@@ -182,8 +192,16 @@ def _silent() -> Iterator[None]:
 
 
 def _cause(error: BaseException) -> str:
-    """The first failure behind a `CheckpointException`, whose own text is a page of tracebacks."""
+    """The first failure behind an error: a `CheckpointException`'s own text is a page of tracebacks.
+
+    Where the disk was the reason, what it said: torch's writer then complains of positions in its file.
+    """
     if isinstance(error, CheckpointException):
         for failure in error.failures.values():
             return _cause(failure[0])
+    link: BaseException | None = error
+    while link is not None:
+        if isinstance(link, OSError):
+            return link.strerror or str(link)
+        link = link.__cause__ or link.__context__
     return f"{type(error).__name__}: {error}"

@@ -175,7 +175,7 @@ def not_written(path: Path, cause: str, needed: int = 0) -> CheckpointError:
     """What is raised for a checkpoint that could not be written."""
     about = ""
     if needed and "bytes" not in cause:
-        about = f" (its tensors take {needed:,} bytes, {free_bytes(path):,} are free)"
+        about = f" (its tensors take {needed:,} bytes, {free_bytes(path):,} are free now)"
     return CheckpointError(
         f"could not be written: {cause}{about}",
         who=str(path),

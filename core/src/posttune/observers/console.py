@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from shlex import quote
 from typing import TYPE_CHECKING, Any
 
 from pydantic import Field
@@ -12,6 +13,7 @@ from posttune.hookspecs import hookimpl
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
+    from pathlib import Path
 
     from rich.progress import Progress, TaskID
 
@@ -70,6 +72,15 @@ class ConsoleObserver:
             self._write(step_line(self._name, step, self._total, metrics))
         if self._progress is not None and self._task is not None:
             self._progress.update(self._task, completed=step)
+
+    @hookimpl
+    def observer_checkpoint(self, path: Path) -> None:
+        """Say where it is, and how a model is made of it: beside the lines of steps, on the error output."""
+        line = f"checkpoint: {path}; a model of it: posttune export {quote(str(path))} --to DIR"
+        if self._progress is not None:
+            self._write(line)
+        else:
+            sys.stderr.write(line + "\n")
 
     @hookimpl
     def observer_run_end(self, outcome: Outcome) -> None:  # noqa: ARG002 (the hook's argument)
