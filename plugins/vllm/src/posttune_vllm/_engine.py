@@ -8,12 +8,12 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from posttune.engines.answers import Answer
+from posttune.engines.buckets import open_bucket
 from torch import Tensor
 
 from posttune_vllm import worker
-from posttune_vllm._handover import open_bucket
 from posttune_vllm.adapters import adapter
-from posttune_vllm.answers import Answer
 
 LORA = ("posttune", 1)  # name and number of the one adapter
 

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any, cast
 
 import torch
+from posttune.engines.weights import digest
 from torch import Tensor, nn
 
 if TYPE_CHECKING:
@@ -48,12 +48,6 @@ def checksums(model: nn.Module) -> dict[str, str]:
     with ThreadPoolExecutor(THREADS) as pool:
         pending = {name: pool.submit(digest, tensor) for name, tensor in named_tensors(model)}
         return {name: task.result() for name, task in pending.items()}
-
-
-def digest(tensor: Tensor) -> str:
-    """SHA-256 of a tensor's bytes."""
-    data = tensor.detach().contiguous().cpu().reshape(-1).view(torch.uint8)
-    return hashlib.sha256(data.numpy().data).hexdigest()
 
 
 def named_tensors(model: nn.Module) -> Iterator[tuple[str, Tensor]]:

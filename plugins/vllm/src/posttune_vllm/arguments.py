@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-import ast
-from collections.abc import Mapping
-from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
-from posttune.errors import UserError
+from posttune.engines.installed import Installed
+from posttune.engines.table import check_table, fields_of
 from posttune.types import RolloutContext
 
-from posttune_vllm.installed import Installed
 from posttune_vllm.options import MEGABYTE, VllmOptions
 
-ENTRY = "rollout.options.engine"
 EXTENSION = "posttune_vllm.worker.WorkerExtension"
 BESIDE_A_TRAINER, ALONE = 0.45, 0.9
 CPU_CACHE_MB, LEAST_CACHE_MB = 2048, 64
@@ -45,26 +41,10 @@ OWNED = {
 }
 
 
-def names(engine: Installed) -> set[str]:
-    """Fields of the installed EngineArgs, read from its source without importing it."""
-    source = (engine.folder / "engine" / "arg_utils.py").read_text(encoding="utf-8")
-    for node in ast.parse(source).body:
-        if isinstance(node, ast.ClassDef) and node.name == "EngineArgs":
-            fields = [each.target for each in node.body if isinstance(each, ast.AnnAssign)]
-            return {target.id for target in fields if isinstance(target, ast.Name)}
-    return set()
-
-
-def check_table(table: Mapping[str, Any], known: set[str], engine: Installed) -> None:
-    """Raise UserError for an argument that is core's, or that this vLLM does not have."""
-    for key in table:
-        if key in OWNED:
-            raise UserError(f"{key} is decided by {OWNED[key]}", who=ENTRY, fix=f"remove {key} there")
-        if known and key not in known:
-            near = get_close_matches(key.lower().replace("-", "_"), known, n=1, cutoff=0.6)
-            hint = f" (did you mean {near[0]!r}?)" if near else ""
-            fix = f"the names are the fields of EngineArgs in {engine}"
-            raise UserError(f"{engine} has no argument {key!r}{hint}", who=ENTRY, fix=fix)
+def check(options: VllmOptions, engine: Installed) -> None:
+    """The free table against the installed EngineArgs, read from its source."""
+    known = fields_of(engine.folder / "engine" / "arg_utils.py", "EngineArgs")
+    check_table(options.engine, known, OWNED, str(engine), "EngineArgs")
 
 
 def engine_arguments(

@@ -8,15 +8,15 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from posttune.engines.answers import Answer
+from posttune.engines.link import Part, Plan
+from posttune.engines.problems import Told
+from posttune.engines.requests import seed_of
 from posttune.errors import PosttuneError, RunError, UserError
 from posttune.types import Request, Sampling
 
-from posttune_vllm import environment, problems
-from posttune_vllm import sampling as wanted
-from posttune_vllm.answers import Answer
+from posttune_vllm import environment
 from posttune_vllm.installed import WHO
-from posttune_vllm.ledger import gpu_rows, ledger
-from posttune_vllm.link import Part, Plan
 
 if TYPE_CHECKING:
     import torch
@@ -38,7 +38,7 @@ class Inline:
         plan = self._plan
         self._check()
         variables = environment.settings(cuda=plan.cuda, eager=False)
-        with self._step("start"), _side_effects.start_inside(variables), _side_effects.eager(plan.eager):
+        with self._step("start"), _side_effects.start_inside(variables), _side_effects.eager(_eager(plan)):
             from posttune_vllm._engine import Engine
 
             self._engine = Engine(plan.arguments, plan.version)
@@ -47,8 +47,8 @@ class Inline:
     def generate(self, requests: Sequence[Request], sampling: Sampling, *, logprobs: bool) -> list[Answer]:
         """``n`` answers to each request, in order."""
         prompts = [list(request.prompt_ids) for request in requests]
-        seeds = [wanted.seed_of(request) for request in requests]
-        parameters = wanted.parameters(sampling, logprobs=logprobs)
+        seeds = [seed_of(request) for request in requests]
+        parameters = self._plan.parameters(sampling, logprobs)
         with self._step("generation"):
             return self._running().generate(prompts, seeds, parameters)
 
@@ -93,7 +93,7 @@ class Inline:
 
     def _check(self) -> None:
         fix = "set rollout.options.process: child"
-        if self._plan.gpus > 1:
+        if int(self._plan.arguments["tensor_parallel_size"]) > 1:
             what = "an engine in the trainer's process spans one GPU"
             raise UserError(what, who=WHO, fix=fix)
         if self._plan.cuda and self._plan.device.partition(":")[2] not in ("", "0"):
@@ -106,13 +106,17 @@ class Inline:
         from posttune_vllm import _side_effects
 
         plan = self._plan
-        with _side_effects.untouched(), _side_effects.eager(plan.eager):
+        with _side_effects.untouched(), _side_effects.eager(_eager(plan)):
             try:
                 yield
             except PosttuneError:
                 raise
             except Exception as error:
                 place = "".join(traceback.format_exception(error)[-4:])
-                told = problems.Told(type(error).__name__, str(error), place)
-                rows = gpu_rows(plan.device, plan.share, plan.weights)
-                raise problems.explain(told, step, ledger(rows) if rows else "") from error
+                told = Told(type(error).__name__, str(error), place)
+                raise plan.explainer.explain(told, step, plan.ledger()) from error
+
+
+def _eager(plan: Plan) -> bool:
+    """Whether nothing is compiled."""
+    return bool(plan.arguments["enforce_eager"])

@@ -1,39 +1,10 @@
-"""What vLLM said, as one of posttune's errors: what happened and what to do."""
+"""What vLLM's messages mean."""
 
 from __future__ import annotations
 
-import re
-from dataclasses import dataclass
-
-from posttune.errors import PosttuneError, RunError, UserError
+from posttune.engines.problems import HF_TAKES_IT, LESS_MEMORY, Explainer, Rule
 
 from posttune_vllm.installed import WHO
-
-LESS_MEMORY = (
-    "lower rollout.resources.memory_share, rollout.resources.max_sequences or "
-    "rollout.sampling.max_new_tokens; of training, batch.micro_batch_tokens"
-)
-
-
-@dataclass(frozen=True)
-class Told:
-    """An error as the engine's process reported it."""
-
-    kind: str  # the class's name
-    text: str
-    place: str = ""  # the last lines of its traceback
-
-
-@dataclass(frozen=True)
-class Rule:
-    """Patterns of vLLM's messages, and what they mean."""
-
-    patterns: tuple[str, ...]
-    what: str
-    fix: str
-    user: bool = True
-    memory: bool = False
-
 
 MEMORY = (
     "out of memory", "OutOfMemory", "DefaultCPUAllocator", "Free memory on device", "cumem",
@@ -53,7 +24,6 @@ BUILD = (
 )  # fmt: skip
 PROCESS = ("parallel group is not initialized", "default process group twice", "already initialized")
 COMPILER = ("InvalidCxxCompiler", "Failed to find C compiler", r"No working C\+\+ compiler")
-HF_TAKES_IT = "rollout.name hf takes every causal model of transformers"
 
 RULES = (
     Rule(MEMORY, "not enough memory", LESS_MEMORY, user=False, memory=True),
@@ -81,19 +51,4 @@ RULES = (
         "set rollout.options.enforce_eager: true, or install g++",
     ),
 )
-
-
-def explain(told: Told, step: str, ledger: str = "") -> PosttuneError:
-    """The error for what the engine raised while it did ``step`` ("start", "wake up", ...)."""
-    first = told.text.strip().splitlines()[0] if told.text.strip() else "(no message)"
-    said = f"{told.kind}: {first}"
-    for rule in RULES:
-        if any(re.search(pattern, f"{told.kind}: {told.text}") for pattern in rule.patterns):
-            what = f"{rule.what}, at {step}: {said}"
-            if rule.memory and ledger:
-                what += f"\n{ledger}"
-            error = UserError if rule.user else RunError
-            return error(what, who=WHO, fix=rule.fix)
-    place = f"\n{told.place}" if told.place else ""
-    fix = "see the engine's own message above; VLLM_LOGGING_LEVEL=INFO makes it say more"
-    return RunError(f"the engine failed at {step}: {said}{place}", who=WHO, fix=fix)
+EXPLAINER = Explainer(WHO, RULES, "VLLM_LOGGING_LEVEL=INFO makes it say more")

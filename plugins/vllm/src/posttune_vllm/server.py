@@ -14,19 +14,20 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 from packaging.version import InvalidVersion, Version
+from posttune.engines.answers import Answer
+from posttune.engines.backend import Prepared
+from posttune.engines.facts import Facts, read_facts
+from posttune.engines.link import Part
+from posttune.engines.requests import seed_of
+from posttune.engines.weights import needed
 from posttune.errors import RunError, UserError
 from posttune.types import Request, RolloutContext, Sampling
 
-from posttune_vllm import adapters, installed
+from posttune_vllm import adapters
 from posttune_vllm import sampling as wanted
 from posttune_vllm._requests import Requests
-from posttune_vllm.answers import Answer
-from posttune_vllm.facts import Facts, read_facts
-from posttune_vllm.installed import WHO
-from posttune_vllm.link import Part
+from posttune_vllm.installed import VLLM, WHO
 from posttune_vllm.options import MEGABYTE, VllmOptions
-from posttune_vllm.prepare import Prepared
-from posttune_vllm.weights import needed
 
 if TYPE_CHECKING:
     import torch
@@ -75,7 +76,7 @@ class Server:
 
     def generate(self, requests: Sequence[Request], sampling: Sampling, *, logprobs: bool) -> list[Answer]:
         """``n`` answers to each request, in order, many requests at a time."""
-        common = wanted.parameters(sampling, logprobs=logprobs) | {
+        common = wanted.parameters(sampling, logprobs) | {
             "model": self._model,
             "return_token_ids": True,
             "stream": False,
@@ -91,7 +92,7 @@ class Server:
 
     def load(self, tensors: Iterable[tuple[str, torch.Tensor]]) -> None:
         """By CUDA handles where the server shares this GPU, else as files of a shared folder."""
-        from posttune_vllm._handover import buckets
+        from posttune.engines.buckets import buckets
 
         limit = self._options.bucket_mb * MEGABYTE
         pairs = iter(tensors)
@@ -133,13 +134,13 @@ class Server:
             version = Version(text)
         except InvalidVersion:
             version = Version("0")
-        if not installed.in_range(version):
-            what = f"{self._options.server} is vLLM {text}; versions {installed.RANGE} are supported"
+        if not VLLM.knows(version):
+            what = f"{self._options.server} is vLLM {text}; versions {VLLM.range} are supported"
             raise UserError(what, who=WHO, fix="launch a server of a supported version")
         return adapters.name_for(version)
 
     def _answers(self, request: Request, common: dict[str, Any]) -> Iterator[Answer]:
-        body = {**common, "prompt": list(request.prompt_ids), "seed": wanted.seed_of(request)}
+        body = {**common, "prompt": list(request.prompt_ids), "seed": seed_of(request)}
         found = self._requests.post("/v1/completions", body)
         return map(_answer, sorted(found["choices"], key=lambda choice: int(choice["index"])))
 
@@ -148,7 +149,7 @@ class Server:
         return bool(here and self._hello["gpu"] and not self._hello["repacked"])
 
     def _load_folder(self, tensors: Iterable[tuple[str, torch.Tensor]], limit: int) -> None:
-        from posttune_vllm._handover import buckets
+        from posttune.engines.buckets import buckets
 
         folder = Path(tempfile.mkdtemp(prefix="weights-", dir=self._scratch))
         folder.chmod(0o755)
@@ -183,13 +184,15 @@ def prepare_server(options: VllmOptions, context: RolloutContext, scratch: Path)
     scratch.chmod(0o755)
     folder = context.model_path
     known = folder is not None and (folder / "config.json").is_file()
-    facts = read_facts(folder) if folder is not None and known else Facts((), 0, 1, 1, 1, None, False)
+    facts = read_facts(folder, WHO) if folder is not None and known else Facts((), 0, 1, 1, 1, None, False)
     return Prepared(
+        name="vllm",
         link=Server(options, context, scratch),
         facts=facts,
         needed=needed(facts, context.live_model),
         max_length=context.max_length,
         has_tokenizer=True,
+        tokenizer=context.tokenizer,
         dtype=context.dtype,
         scratch=scratch,
         lora=False,

@@ -40,13 +40,14 @@ class WorkerExtension:
 
     def posttune_load_folder(self, folder: str, version: str) -> int:
         """Take all weights from the safetensors files of a folder."""
-        from posttune_vllm._handover import folder_tensors
+        from posttune.engines.buckets import folder_tensors
 
         return _load(self, folder_tensors(folder), version)
 
     def posttune_load_bucket(self, bucket: str, version: str) -> int:
         """Take some of the weights, from another process's GPU memory or from a file."""
-        from posttune_vllm._handover import open_bucket
+        from posttune.engines.buckets import open_bucket
+
         from posttune_vllm._tensors import load_some
 
         return load_some(self, open_bucket(json.loads(bucket)), adapter(version))
