@@ -85,7 +85,8 @@ def test_the_table_above_has_every_option() -> None:
     elsewhere = {  # asserted below, or of the run rather than the stage
         "training.mini_batch_size", "training.total_epochs", "training.schedule", "training.output_dir",
         "training.seed", "training.device", "training.threads", "algorithm.kl_ctrl", "algorithm.kl_target",
-        "algorithm.kl_horizon", "reward.weights", "observers",
+        "algorithm.kl_horizon", "reward.weights", "reward.execution",
+        "reward.execution_of", "observers",
     }  # fmt: skip
     assert {path for path, _ in fields_of(PPOOptions)} == elsewhere | {f"{s}.{k}" for s, k, _, _ in PLACES}
 

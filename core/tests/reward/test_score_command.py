@@ -307,3 +307,22 @@ def test_mistakes_with_configurations(capsys, answers, config, args, message):
     assert code == 2
     assert message in err
     assert "Traceback" not in err
+
+
+def test_a_place_that_no_file_can_have_is_refused_before_scoring(capsys, answers, fn, tmp_path):
+    ran = tmp_path / "ran"
+    reward = fn(f"def f(response):\n    open({str(ran)!r}, 'w').close()\n    return 1.0")
+    (tmp_path / "file").write_text("")
+    for place, message in (
+        (tmp_path, r"is a folder; name a file"),
+        (tmp_path / "file" / "scores.parquet", "is a file, not a folder"),
+    ):
+        code, _, err = run(capsys, "score", "--reward", reward, "--input", answers, "--output", place)
+        assert code == 2
+        assert message in " ".join(err.split())
+    assert not ran.exists()
+    code, _, err = run(
+        capsys, "score", "--reward", reward, "--input", answers, "--output", tmp_path / "new" / "s.parquet"
+    )
+    assert code == 0, err
+    assert ran.exists()

@@ -9,7 +9,15 @@ import click
 
 from posttune.cli.output import emit_json, example, json_option, only_json
 from posttune.cli.reward_options import HELP, executed, execution_options, parse_rewards
-from posttune.cli.score_report import document, extras, read_setups, score_all, show, write_table
+from posttune.cli.score_report import (
+    check_table_place,
+    document,
+    extras,
+    read_setups,
+    score_all,
+    show,
+    write_table,
+)
 
 
 @click.command(
@@ -82,6 +90,8 @@ def command(
     from posttune.reward.run import OnError
 
     refs = executed(parse_rewards(rewards), executor, workers, timeout)
+    if output is not None:
+        check_table_place(output)
     with only_json(as_json):
         setups = read_setups(configs, refs)
         samples = read_samples(source, Keys(prompt_key, response_key, reference_key))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from io import BytesIO
@@ -285,6 +286,19 @@ def _short(text: str) -> str:
 def _mean(values: Sequence[float]) -> float | None:
     known = [value for value in values if not math.isnan(value)]
     return math.fsum(known) / len(known) if known else None
+
+
+def check_table_place(path: Path) -> None:
+    """Raise click.BadParameter where no file could be written, before hours are spent on its contents."""
+    if path.is_dir():
+        raise click.BadParameter(
+            f"{path} is a folder; name a file, {path / 'scores.parquet'}", param_hint="--output"
+        )
+    folder = next((each for each in path.absolute().parents if each.exists()), path.absolute().parent)
+    if not folder.is_dir():
+        raise click.BadParameter(f"{folder} is a file, not a folder", param_hint="--output")
+    if not os.access(folder, os.W_OK | os.X_OK):
+        raise click.BadParameter(f"no file can be written in {folder}", param_hint="--output")
 
 
 def write_table(path: Path, samples: Sequence[Sample], scored: Scored) -> None:

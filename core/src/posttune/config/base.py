@@ -59,8 +59,8 @@ class PluginRef(Strict):
         return self.label or self.name
 
 
-class RewardRef(PluginRef):
-    """A reward, and how it is executed. Training, validation, evaluation and ``score`` read it alike."""
+class Execution(Strict):
+    """How a reward is executed. Training, validation, evaluation and ``score`` read it alike."""
 
     executor: Literal["inline", "thread", "process"] = Field(
         default="inline",
@@ -98,3 +98,7 @@ class RewardRef(PluginRef):
         if self.memory_mb is not None and self.executor != "process":
             raise ValueError("memory_mb limits worker processes: set executor: process")
         return self
+
+
+class RewardRef(Execution, PluginRef):
+    """A reward, and how it is executed."""

@@ -13,6 +13,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, Field, model_validator
 
+from posttune.config.base import Execution
 from posttune.config.models import (
     NonNegative,
     NonNegativeFloat,
@@ -239,12 +240,18 @@ class RolloutOptions(Strict):
 
 
 class RewardOptions(Strict):
-    """``config["reward"]``: how rewards and their dimensions weigh."""
+    """``config["reward"]``: how rewards and their dimensions weigh, and how rewards are executed."""
 
     weights: dict[str, float | dict[str, float]] = Field(
         default_factory=dict,
         description="By the label of the reward; of a single reward_fn also by dimension. A mapping "
         "weighs the dimensions of one reward.",
+    )
+    execution: Execution = Field(
+        default_factory=Execution, description="Executor and limits of every reward: executor, timeout, ..."
+    )
+    execution_of: dict[str, Execution] = Field(
+        default_factory=dict, description="The same for one reward, by its label, in place of `execution`."
     )
     manager: Annotated[str, goes("reward_manager.name")] = Field(
         default="weighted_sum", description="Reward manager, by name."

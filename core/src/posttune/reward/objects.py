@@ -4,19 +4,26 @@ from __future__ import annotations
 
 import importlib.metadata
 import inspect
+import logging
+import threading
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from pydantic import BaseModel
 
-from posttune.config.models import PluginRef
+from posttune.config.models import PluginRef, RewardRef
+from posttune.config.trainer_options import RewardOptions
 from posttune.errors import ConfigError, Problem, UserError
+from posttune.execution.main_module import refuse_main
 from posttune.facade import Rewards
 from posttune.nearest import nearest
 from posttune.pipeline import Member, bind, compose
 from posttune.reward.function import FunctionReward
+
+log = logging.getLogger("posttune.reward")
+_said = threading.Event()
 
 Weight = float | Mapping[str, float]
 FIX = "give a function (prompt, response), an instance of BaseRewardFunction, or a list or dict of them"
@@ -27,23 +34,80 @@ class GivenRewards:
     """What a script gave: the rewards, how a configuration names them, and their weights by label."""
 
     rewards: Rewards
-    refs: list[PluginRef]
+    refs: list[RewardRef]
     weights: dict[str, float]
 
 
-def given_rewards(given: object, weights: Mapping[str, Weight]) -> GivenRewards:
+def given_rewards(given: object, options: RewardOptions) -> GivenRewards:
     """Make rewards of one object, or of a list or dict (by label) of objects, each perhaps with a weight.
 
     A weight is a number, or a mapping that weighs the reward's dimensions. It stands in ``weights`` by
     label, or beside the object: ``(reward, weight)``. Of a single object ``weights`` may also name the
-    dimensions. Raises UserError and ConfigError.
+    dimensions. ``execution`` and ``execution_of`` say how they are executed. Raises UserError and
+    ConfigError.
     """
     found = list(_entries(given))
-    several = isinstance(given, list | Mapping)
+    several, weights = isinstance(given, list | Mapping), options.weights
     by_label = _weights({each.label: each.weight for each in found}, weights, several=several)
     made = [_made(each, by_label.get(each.label)) for each in found]
     numbers = {label: float(weight) for label, weight in by_label.items() if not isinstance(weight, Mapping)}
-    return GivenRewards(Rewards([member for member, _ in made]), [ref for _, ref in made], numbers)
+    refs = _executed([ref for _, ref in made], options)
+    for entry, ref in zip(found, refs, strict=True):
+        _refuse_or_say(entry, ref)
+    return GivenRewards(Rewards([member for member, _ in made], refs), refs, numbers)
+
+
+def _executed(refs: Sequence[PluginRef], options: RewardOptions) -> list[RewardRef]:
+    """The references with how each is executed. Raises ConfigError."""
+    labels = [ref.tag for ref in refs]
+    for label in options.execution_of:
+        if label not in labels:
+            what = f"no reward has that label; they are {', '.join(labels)}"
+            path = f"config.reward.execution_of.{label}"
+            raise ConfigError([Problem(path, what, suggestion=nearest(label, labels))])
+    chosen = [options.execution_of.get(label, options.execution) for label in labels]
+    return [
+        RewardRef(**ref.model_dump() | execution.model_dump())
+        for ref, execution in zip(refs, chosen, strict=True)
+    ]
+
+
+def _refuse_or_say(entry: _Entry, ref: RewardRef) -> None:
+    """Refuse a process for what none could make again; say once of what is the script's own that none is."""
+    if ref.executor != "process":
+        if "<" in ref.options.get("path", "") or ref.options.get("path", "").startswith("__main__:"):
+            _say_once(ref.tag)
+        return
+    refuse_main(ref)
+    owner = getattr(entry.reward, "__self__", entry.reward)
+    made_by_name = isinstance(entry.reward, str) or ref.name != "function" or _is_plain(owner)
+    if not made_by_name:
+        what = f"its {type(owner).__name__} holds a state that no worker process could make again"
+        fix = "give a function of a module, install the class as a plugin, or set executor: thread"
+        raise UserError(what, who=f"reward {ref.tag!r}", fix=fix)
+
+
+def _is_plain(owner: object) -> bool:
+    """Whether importing its module is all that a worker needs: a function, or a class without options."""
+    if inspect.isroutine(owner) or inspect.ismodule(owner):
+        return True
+    state = {name: value for name, value in getattr(owner, "__dict__", {}).items() if name != "config"}
+    config = getattr(owner, "config", None)
+    return (
+        hasattr(owner, "compute_reward")
+        and not state
+        and not (isinstance(config, BaseModel) and dict(config))
+    )
+
+
+def _say_once(label: str) -> None:
+    if not _said.is_set():
+        _said.set()
+        log.warning(
+            "reward %r is the running script's own: it runs in a thread of this process, where a call that "
+            "hangs cannot be killed; in a file of its own it can have executor: process",
+            label,
+        )
 
 
 @dataclass(frozen=True)

@@ -72,7 +72,7 @@ class RlTrainer:
     ) -> None:
         options = read_options(self.Options, config)
         dataset = dataset if isinstance(dataset, SampleDataset) else SampleDataset(dataset)
-        given = given_rewards(reward_fn, options.reward.weights)
+        given = given_rewards(reward_fn, options.reward)
         check_needs(given.rewards, dataset)
         self.options = options
         with ExitStack() as stack:
