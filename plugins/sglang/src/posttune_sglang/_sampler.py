@@ -9,7 +9,7 @@ from posttune.engines.drawing import invert, truncate, uniforms_at
 from sglang.srt.layers.sampler import Sampler
 
 
-class SeededSampler(Sampler):
+class SeededSampler(Sampler):  # type: ignore[misc]
     """SGLang's sampler, whose draws are a function of (seed, place in the sequence) alone."""
 
     def forward(
@@ -23,7 +23,8 @@ class SeededSampler(Sampler):
         **_: Any,
     ) -> torch.Tensor:
         """Next token of each row, int32 [R]; writes its log-probability into ``logits_output``."""
-        logits = self._preprocess_logits(logits_output.next_token_logits, sampling_info).float()
+        found: torch.Tensor = self._preprocess_logits(logits_output.next_token_logits, sampling_info)
+        logits = found.float()
         if sampling_info.is_all_greedy:
             tokens, logp = logits.argmax(-1), logits.log_softmax(-1) if return_logprob else logits
         else:
