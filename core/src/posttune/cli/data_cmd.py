@@ -166,7 +166,7 @@ def inspect_command(
 
         def opened(source: str, name: str) -> SampleDataset:
             place = Path(source).expanduser()
-            if place.name == TRAIN or is_dataset(place):
+            if place.name == TRAIN or (place / TRAIN).is_file() or is_dataset(place):
                 return SampleDataset(place)
             request = ConvertRequest(
                 sources=[source],

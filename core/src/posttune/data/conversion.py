@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -15,17 +16,17 @@ from posttune.catalog import Catalog
 from posttune.config.models import PluginRef
 from posttune.data.digests import Digests
 from posttune.data.encoded import Truncation
-from posttune.data.layout import META, SCHEMA_VERSION, TRAIN, dump_meta, read_meta
+from posttune.data.layout import CACHE, META, REJECTED, SCHEMA_VERSION, TRAIN, dump_meta, read_meta
 from posttune.data.parallel import ordered_map, processors, submitted_map
 from posttune.data.reading import expand
 from posttune.data.rejected import OnBadRow, Rejected, read_rejected
 from posttune.data.roles import canonical
 from posttune.data.row_stream import BlockConverter, Outcome, Progress, Task, TaskStream, convert_rows
-from posttune.data.streams import reading
+from posttune.data.streams import open_file
 from posttune.data.templates import Template, resolve_template
 from posttune.data.tokenize import Encoder, token_meta, tokenizer_fingerprint
 from posttune.data.writer import BatchBuilder, DatasetWriter, Row
-from posttune.errors import DataError
+from posttune.errors import DataError, ModelError
 from posttune.files import atomic_dir
 
 if TYPE_CHECKING:
@@ -112,20 +113,21 @@ class _Conversion:
 
     def run(self) -> ConversionReport:
         for path in self.files:  # the last one must not be found missing after hours
-            with reading(path), path.open("rb"):
-                pass
+            open_file(path).close()
         if not _is_free(self.to):
             found = _existing(self.to, self._fingerprint(), self.request.overwrite)
             if found is not None:
                 return found
-        with atomic_dir(self.to, replace=self.request.overwrite) as folder:
+        place = Path(os.path.realpath(self.to)) if self.to.is_symlink() else self.to
+        with atomic_dir(place, replace=self.request.overwrite) as folder:
             meta = self._meta(self._write(folder))
-            (folder / META).write_text(dump_meta(meta), "utf-8")
             self.rejected.write(folder)
             if self.tokenizer is not None:
                 from posttune.models.tokenizer import save_tokenizer
 
                 save_tokenizer(self.tokenizer, folder)
+            names = sorted(path.name for path in folder.iterdir())
+            (folder / META).write_text(dump_meta({**meta, "files": [META, *names]}), "utf-8")
         return _report(meta, self.rejected.entries(), self.to)
 
     def _write(self, folder: Path) -> dict[str, Any]:
@@ -327,6 +329,7 @@ def _existing(to: Path, fingerprint: str, overwrite: bool) -> ConversionReport |
     if meta["fingerprint"] == fingerprint and train.is_file() and train.stat().st_size == meta["bytes"]:
         return _report(meta, read_rejected(to), to, unchanged=True)
     if overwrite:
+        _refuse_foreign(to, meta)
         return None
     raise DataError(
         "holds another dataset (other sources or settings)",
@@ -335,11 +338,28 @@ def _existing(to: Path, fingerprint: str, overwrite: bool) -> ConversionReport |
     )
 
 
+def _refuse_foreign(to: Path, meta: Mapping[str, Any]) -> None:
+    """Raise `DataError` where a dataset's folder holds what is not of it, and would be lost."""
+    from posttune.models.tokenizer import TOKENIZER_FILES
+
+    own = {*meta.get("files", TOKENIZER_FILES), TRAIN, META, REJECTED, CACHE}
+    foreign = sorted(path.name for path in to.iterdir() if path.name not in own)
+    if foreign:
+        more = f" and {len(foreign) - 3} more" if len(foreign) > 3 else ""
+        what = f"holds what is no part of the dataset: {', '.join(foreign[:3])}{more}"
+        raise DataError(what, who=str(to), fix="move it away before the dataset is replaced")
+
+
 def _tokenizer(request: ConvertRequest) -> tuple[PreTrainedTokenizerBase | None, Template]:
     if request.tokenizer is None:
         return None, Template(request.template, None)
-    from posttune.models.tokenizer import load_tokenizer
+    from posttune.models.tokenizer import has_tokenizer, load_tokenizer
 
+    folder = Path(request.tokenizer)
+    if folder.is_dir() and not has_tokenizer(folder):
+        what = "the folder holds no tokenizer (no tokenizer.json)"
+        fix = 'name a folder that holds one, or "bytes"'
+        raise ModelError(what, who=f"tokenizer {folder}", fix=fix)
     tokenizer = load_tokenizer(request.tokenizer)
     return tokenizer, resolve_template(request.template, tokenizer)
 

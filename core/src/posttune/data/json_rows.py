@@ -42,7 +42,7 @@ class JsonLines:
     def blocks(self) -> Iterator[LineBlock]:
         """The lines in blocks; a row's number is its physical line."""
         first = 1
-        plain = _encoding(self.stream.peek()) == "utf-8" and not self.stream.compression
+        plain = encoding_of(self.stream.peek()) == "utf-8" and not self.stream.compression
         for data in _line_groups(self.stream):
             end = self.stream.content.tell() if plain else None
             yield LineBlock(str(self.stream.path), first, data, None if end is None else end - len(data))
@@ -154,7 +154,7 @@ class ArrayBlock:
 
 def looks_like_array(head: bytes) -> bool:
     """Whether a file begins with an array of objects, or an empty one, rather than with lines."""
-    text = head.decode(_encoding(head), errors="ignore").lstrip("\ufeff \t\r\n")
+    text = head.decode(encoding_of(head), errors="ignore").lstrip("\ufeff \t\r\n")
     return text[:1] == "[" and text[1:].lstrip(" \t\r\n")[:1] in ("{", "]")
 
 
@@ -248,7 +248,8 @@ def _reason(error: Exception) -> str:
     return "integer too long"  # CPython's limit on digits is the only other ValueError
 
 
-def _encoding(head: bytes) -> str:
+def encoding_of(head: bytes) -> str:
+    """The encoding that the first bytes of JSON tell."""
     for bom, name in _BOMS:
         if head.startswith(bom):
             return name
@@ -259,7 +260,7 @@ def _encoding(head: bytes) -> str:
 
 def _line_groups(stream: ByteStream) -> Iterator[bytes]:
     """Whole lines in UTF-8, some at a time, without the byte order mark of the file."""
-    encoding = _encoding(stream.peek())
+    encoding = encoding_of(stream.peek())
     if encoding == "utf-8":
         if stream.peek().startswith(codecs.BOM_UTF8):
             stream.content.read(len(codecs.BOM_UTF8))
@@ -276,11 +277,12 @@ class _Window:
 
     def __init__(self, stream: ByteStream) -> None:
         self._stream = stream
-        encoding = "utf-8-sig" if _encoding(stream.peek()) == "utf-8" else _encoding(stream.peek())
+        encoding = "utf-8-sig" if encoding_of(stream.peek()) == "utf-8" else encoding_of(stream.peek())
         self._incremental = codecs.getincrementaldecoder(encoding)()
         self._text = ""
         self._at = 0
         self._line = 1  # of the window's start
+        self._before = 0  # letters of that line before it
         self._ended = False
 
     def value(self, decoder: json.JSONDecoder) -> tuple[Any, int]:
@@ -324,7 +326,8 @@ class _Window:
         """Raise for the place ``at`` in the window, by default the current one."""
         place = self._at if at is None else at
         line = self._line + self._text.count("\n", 0, place)
-        column = place - self._text.rfind("\n", 0, place)
+        start = self._text.rfind("\n", 0, place)
+        column = place - start + (self._before if start < 0 else 0)
         ended = " (the file ends here)" if place >= len(self._text) else ""
         raise DataError(
             f"line {line}, column {column}: JSON syntax: {what}{ended}",
@@ -349,5 +352,7 @@ class _Window:
         block = self._stream.content.read(max(_BLOCK, held))  # doubling: a giant value is not rescanned often
         self._ended = not block
         self._line += self._text.count("\n", 0, self._at)
+        start = self._text.rfind("\n", 0, self._at)
+        self._before = self._at - start - 1 + (self._before if start < 0 else 0)
         self._text = self._text[self._at :] + self._incremental.decode(block, final=self._ended)
         self._at = 0

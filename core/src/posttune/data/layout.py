@@ -19,6 +19,7 @@ SCHEMA_VERSION = 1
 TRAIN = "train.bin"
 META = "meta.json"
 REJECTED = "rejected.jsonl"
+CACHE = "tokenized"  # copies in other tokenizers' ids
 
 TEXT_ROLES = ("prompt", "response", "chosen", "rejected", "text")
 ROLES = (*TEXT_ROLES, "messages", "reference")
@@ -26,6 +27,8 @@ TOKEN_COLUMNS = ("prompt_ids", "input_ids", "loss_mask", "rejected_ids")
 EXTRA = "columns"  # the other columns of the source, one JSON object a row
 FILE, ROW = "source_file", "source_row"  # index into meta's sources; row there, from 1
 
+_NEEDED = ("fingerprint", "rows", "bytes", "columns", "lengths", "duplicates", "warnings")
+_NEEDED += ("rejected", "sources", "tokenizer", "template", "max_length", "truncation")  # in meta.json
 _TOKEN_TYPES = {
     "prompt_ids": pa.list_(pa.int32()),  # what a rollout continues; a prefix of input_ids
     "input_ids": pa.list_(pa.int32()),
@@ -58,11 +61,15 @@ def read_meta(folder: Path) -> dict[str, Any]:
     if meta["schema"] > SCHEMA_VERSION:
         what = f"was written by a later posttune (schema {meta['schema']}; this one reads {SCHEMA_VERSION})"
         raise DataError(what, who=str(folder), fix="update posttune, or convert the data again")
+    lacks = [key for key in _NEEDED if key not in meta]
+    if lacks:
+        what = f"is damaged: it lacks {', '.join(lacks[:3])}"
+        raise DataError(what, who=str(path), fix="convert the data again")
     return meta
 
 
 def is_dataset(folder: Path) -> bool:
-    """Whether a folder holds a dataset of ours, whatever its state."""
+    """Whether a folder holds a dataset of ours that can be read."""
     try:
         read_meta(folder)
     except DataError:

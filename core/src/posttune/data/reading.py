@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import codecs
 import glob
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
+from functools import lru_cache
 from pathlib import Path
 from typing import Protocol
 
 from posttune.data.arrow_rows import arrow_file_rows, arrow_stream_rows, parquet_rows
 from posttune.data.blocks import Block
 from posttune.data.csv_rows import CsvRows, sniff_csv
-from posttune.data.json_rows import JsonArray, JsonLines, looks_like_array
+from posttune.data.json_rows import JsonArray, JsonLines, encoding_of, looks_like_array
 from posttune.data.layout import META, TRAIN
 from posttune.data.streams import ByteStream, open_bytes, reading
 from posttune.errors import DataError
@@ -98,8 +100,12 @@ def _recognise(stream: ByteStream) -> Format:
     _refuse_foreign(stream.path, head)
     if looks_like_array(head):
         return JsonArray(stream)
-    delimiter = sniff_csv(stream.content.peek(CSV_HEAD)[:CSV_HEAD], stream.path.name)
-    return JsonLines(stream) if delimiter is None else CsvRows(stream, delimiter)
+    sample = stream.content.peek(CSV_HEAD)[:CSV_HEAD]
+    delimiter = sniff_csv(sample, stream.path.name)
+    if delimiter is not None:
+        return CsvRows(stream, delimiter)
+    _refuse_binary(stream.path, sample)
+    return JsonLines(stream)
 
 
 _FOREIGN = {
@@ -112,6 +118,10 @@ _FOREIGN = {
     b"SQLite": "an SQLite database",
     b"\x80": "a pickle, which could run code when it is read",
     b"%PDF": "a PDF",
+    b"version https://git-lfs": "a Git LFS pointer: `git lfs pull` fetches the data itself",
+    b"<!DOCTYPE": "a web page: the download may have failed",
+    b"<html": "a web page: the download may have failed",
+    b"<?xml": "an XML file",
     b"\x1f\x8b": "compressed twice",
     b"\x28\xb5\x2f\xfd": "compressed twice",
 }
@@ -125,22 +135,45 @@ def _refuse_foreign(path: Path, head: bytes) -> None:
             raise DataError(f"is {what}", who=str(path), fix=f"convert it to one of: {_KINDS}")
 
 
+def _refuse_binary(path: Path, sample: bytes) -> None:
+    """Raise `DataError` for bytes that are no text and have no row at the beginning of any line."""
+    if sample.lstrip()[:1] in (b"", b"{") or b"\n{" in sample or encoding_of(sample) != "utf-8":
+        return
+    decoder = codecs.getincrementaldecoder("utf-8")()
+    with suppress(UnicodeDecodeError):
+        if "\0" not in decoder.decode(sample):
+            return
+    raise DataError("holds none of the formats that are read", who=str(path), fix=f"these are {_KINDS}")
+
+
 def _files_of(folder: Path) -> list[Path]:
-    if (folder / META).is_file() and (folder / TRAIN).is_file():
+    _is_made.cache_clear()
+    if _is_made(folder):
         what = "is a converted dataset already, not source files"
         raise DataError(what, who=str(folder), fix="use the folder as it is, or name its original source")
-    files = sorted(path for path in folder.rglob("*") if path.is_file() and _is_data(path))
+    files = sorted(path for path in folder.rglob("*") if path.is_file() and _is_data(path, folder))
     if not files:
         what = f"is a folder without data files ({', '.join(SUFFIXES)})"
         raise DataError(what, who=str(folder), fix="name the files themselves")
     return files
 
 
-def _is_data(path: Path) -> bool:
+def _is_data(path: Path, folder: Path) -> bool:
+    """Whether a file below a folder is one to read: visible, and of no dataset that was made there."""
+    inner = path.relative_to(folder)
+    if any(part.startswith(".") for part in inner.parts):
+        return False
+    if any(_is_made(folder / parent) for parent in inner.parents):
+        return False
     name = path.name.lower()
     for suffix in _PACKED:
         name = name.removesuffix(suffix)
-    return name.endswith(SUFFIXES) and not name.startswith(".")
+    return name.endswith(SUFFIXES)
+
+
+@lru_cache(maxsize=1024)
+def _is_made(folder: Path) -> bool:
+    return (folder / META).is_file() and (folder / TRAIN).is_file()
 
 
 def _matches(pattern: Path) -> list[Path]:

@@ -45,7 +45,7 @@ class Rejected:
         reasons = {row.reason for row in self._rows}
         if not rows_out and len(reasons) == 1:
             what = f"every row is bad ({rows_in} in all): {reasons.pop()}"
-            raise DataError(what, who=_place(self._rows[0]), fix="check the columns and the converter")
+            raise DataError(what, who=_place(self._rows[0]), fix=_advice(what))
         if self._rows and (self._policy == "refuse" or not rows_out):
             self._refuse()
 
@@ -87,6 +87,12 @@ def read_rejected(folder: Path) -> list[dict[str, Any]]:
     if not path.is_file():
         return []
     return [json.loads(line) for line in path.read_text("utf-8").split("\n") if line]
+
+
+def _advice(what: str) -> str:
+    if "JSON syntax" in what or "invalid UTF-8" in what:
+        return "check what the file holds: JSON lines, a JSON array or CSV, in UTF-8"
+    return "check the columns and the converter"
 
 
 def _place(row: BadRow) -> str:

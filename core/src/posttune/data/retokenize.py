@@ -12,7 +12,7 @@ import numpy as np
 
 from posttune.data.dataset import SampleDataset
 from posttune.data.encoded import Encoded, Truncation
-from posttune.data.layout import META, ROLES, TOKEN_COLUMNS, dump_meta, is_dataset
+from posttune.data.layout import CACHE, META, ROLES, TOKEN_COLUMNS, dump_meta, is_dataset
 from posttune.data.records import RowError
 from posttune.data.templates import Template, resolve_template
 from posttune.data.tokenize import Encoder, token_meta, token_view, tokenizer_fingerprint
@@ -24,9 +24,8 @@ from posttune.types import Record
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-CACHE = "tokenized"
 _BATCH = 1000
-_DERIVED = ("rows", "bytes", "columns", "lengths", "duplicates", "truncated", "warnings")
+_DERIVED = ("files", "rows", "bytes", "columns", "lengths", "duplicates", "truncated", "warnings")
 
 
 def retokenize(

@@ -53,6 +53,7 @@ def infer_converter(mapping: Mapping[str, str], rows: Sequence[SourceRow], who: 
                 return "sharegpt" if _is_sharegpt(path, rows) else name
             if role in roles:
                 return name
+    _refuse_half_a_pair(set(mapping) or _roles_present(rows), who)
     if "prompt" in mapping or "prompt" in _roles_present(rows):
         return "prompt_response"
     raise DataError(
@@ -60,6 +61,15 @@ def infer_converter(mapping: Mapping[str, str], rows: Sequence[SourceRow], who: 
         who=who,
         fix="say which column is which: --map prompt=COLUMN --map response=COLUMN",
     )
+
+
+def _refuse_half_a_pair(roles: set[str], who: str) -> None:
+    """A better answer without a worse one is no plain prompt: the answer would be lost."""
+    pair = {"chosen", "rejected"}
+    if len(found := roles & pair) == 1:
+        (other,) = pair - found
+        fix = f"name it: --map {other}=COLUMN; or take the prompts alone: --converter prompt_response"
+        raise DataError(f"a column for {found.pop()}, but none for {other}", who=who, fix=fix)
 
 
 def resolve(

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import bz2
+import errno
 import gzip
 import io
 import lzma
+import stat
 import tempfile
 import zlib
 from collections.abc import Callable, Iterator
@@ -63,15 +65,24 @@ _CODECS: dict[bytes, tuple[str, Callable[[BinaryIO], IO[bytes]]]] = {
     b"\x04\x22\x4d\x18": ("lz4", _arrow("lz4")),
     b"BZh": ("bzip2", bz2.BZ2File),
     b"\xfd7zXZ\x00": ("xz", lzma.LZMAFile),
+    # zstd's frames that hold no data; some writers begin with one
+    **{bytes([0x50 + number]) + b"\x2a\x4d\x18": ("zstd", _arrow("zstd")) for number in range(16)},
 }
+
+
+def open_file(path: Path) -> io.BufferedReader:
+    """Open a file. Raises `DataError` where that fails, or where it could not be read twice."""
+    with reading(path):
+        mode = path.stat().st_mode
+        if stat.S_ISFIFO(mode) or stat.S_ISSOCK(mode):
+            raise DataError("is a pipe, not a file", who=str(path), fix="write its content to a file first")
+        return path.open("rb")
 
 
 @contextmanager
 def open_bytes(path: Path) -> Iterator[ByteStream]:
     """Open a file; raises `DataError` where that fails. Wrap what reads it in ``reading``."""
-    with reading(path):
-        raw = path.open("rb")
-    with raw:
+    with open_file(path) as raw:
         with reading(path):
             stream = _sniff(path, raw)
         yield stream
@@ -104,9 +115,13 @@ def reading(path: Path) -> Iterator[None]:
     except UnicodeError as error:
         raise DataError(f"has text that cannot be decoded: {error}", who=str(path), fix=_ENCODING) from error
     except (OSError, zlib.error, lzma.LZMAError, pa.ArrowException) as error:
+        if isinstance(error, OSError) and error.errno in _PATH_ERRORS:
+            what = f"cannot be opened: {error.strerror}"
+            raise DataError(what, who=str(path), fix="check the path") from error
         what = f"is damaged: {' '.join(str(error).split())}"
         raise DataError(what, who=str(path), fix=_FETCH_AGAIN) from error
 
 
+_PATH_ERRORS = (errno.ELOOP, errno.ENOTDIR, errno.ENAMETOOLONG)
 _FETCH_AGAIN = "the file is damaged or cut off: fetch or write it again"
 _ENCODING = "write the file as UTF-8"
