@@ -18,7 +18,7 @@ from posttune import GRPOTrainer, HFModel, PPOTrainer, SampleDataset
 from posttune.checkpoint import store
 from posttune.checkpoint.sources import open_source
 from posttune.errors import CheckpointError, ConfigError, Interrupted, ModelError, UserError
-from posttune.models import hf_model
+from posttune.models import attention
 
 
 def same_weights(one: dict[str, Any], other: dict[str, Any]) -> bool:
@@ -137,17 +137,18 @@ def test_models_can_carry_adapters_and_checkpointing(api: Path, tmp_path: Path) 
         assert again.epoch == 1
 
 
-def test_flash_attention_falls_back_with_one_line(
-    api: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+def test_flash_attention_is_asked_for_and_falls_back_with_one_line(
+    api: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    hf_model.flash_notice.cache_clear()
-    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    attention._say_once.cache_clear()
+    assert HFModel(api / "model").config.attention == "auto"
+    asked = HFModel(api / "model", use_flash_attn=True)
+    assert asked.config.attention == "flash"
     with caplog.at_level(logging.WARNING):
-        HFModel(api / "model", use_flash_attn=True)
-        HFModel(api / "model", use_flash_attn=True)
-    (record,) = caplog.records
-    assert "flash-attn is not installed" in record.getMessage()
-    assert "\n" not in record.getMessage()
+        asked.load()
+        HFModel(api / "model", use_flash_attn=True, is_critic=True).load()
+    (message,) = [record.getMessage() for record in caplog.records if "flash" in record.getMessage()]
+    assert message == "model.attention: sdpa instead of flash: it needs a GPU and bfloat16 or float16"
 
 
 def test_models_are_checked(api: Path) -> None:

@@ -1,19 +1,22 @@
 from __future__ import annotations
 
 import logging
+import sys
+import types
 from itertools import pairwise
 from typing import Any
 
 import pytest
 import torch
 from posttune.data.packing import TokenSequence, collate, plan
+from posttune.errors import ModelError
 from posttune.models import attention
 from posttune.models.attention import (
     Attention,
     Kernels,
     Layout,
     attention_name,
-    register_varlen,
+    register,
     sequence_layout,
 )
 from torch.nn import functional
@@ -29,10 +32,10 @@ FULL, HALF = torch.float32, torch.bfloat16
     [
         ("auto", FULL, CPU, ALL, None),
         ("auto", HALF, CPU, ALL, "eager"),
-        ("auto", HALF, GPU, ALL, "flash_attention_2"),
+        ("auto", HALF, GPU, ALL, attention.PACKED),
         ("auto", FULL, GPU, ALL, None),
         ("auto", HALF, GPU, TORCH, None),
-        ("flash", HALF, GPU, ALL, "flash_attention_2"),
+        ("flash", HALF, GPU, ALL, attention.PACKED),
         ("flash", HALF, GPU, TORCH, attention.VARLEN),
         ("flash", HALF, GPU, NOTHING, "sdpa"),
         ("flash", FULL, GPU, ALL, "sdpa"),
@@ -51,8 +54,10 @@ def test_dispatch(
 
 @pytest.mark.parametrize("choice", ["flash", "flex"])
 def test_a_replacement_is_said_in_one_line(choice: Attention, caplog: pytest.LogCaptureFixture) -> None:
+    attention._say_once.cache_clear()
     with caplog.at_level(logging.WARNING):
-        assert attention_name(choice, dtype=FULL, device=CPU) == "sdpa"
+        for _ in range(3):  # policy, reference, critic
+            assert attention_name(choice, dtype=FULL, device=CPU) == "sdpa"
     assert len(caplog.records) == 1
     assert f"sdpa instead of {choice}" in caplog.text
 
@@ -118,11 +123,52 @@ def test_packed_equals_unpacked(name: str) -> None:
 
 def test_packed_equals_unpacked_with_torchs_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(attention, "_kernel", reference_kernel)
-    net = model(register_varlen())
+    net = model(register(attention.VARLEN))
     assert worst_gap(net) < 1e-5
     same = model("sdpa")
     ids = torch.randint(1, 60, (2, 11), generator=torch.Generator().manual_seed(0))
     torch.testing.assert_close(net(ids).logits, same(ids).logits)
+
+
+def flash_attn_varlen_func(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    cu_seqlens_q: torch.Tensor,
+    cu_seqlens_k: torch.Tensor,
+    max_seqlen_q: int,
+    max_seqlen_k: int,
+    *,
+    softmax_scale: float | None,
+    causal: bool,
+) -> torch.Tensor:
+    """What the package's function of this name computes."""
+    assert causal
+    assert torch.equal(cu_seqlens_q, cu_seqlens_k)
+    assert cu_seqlens_q.dtype == torch.int32
+    assert max_seqlen_q == max_seqlen_k == int(cu_seqlens_q.diff().max())
+    return reference_kernel(q, k, v, Layout(cu_seqlens_q, max_seqlen_q), softmax_scale)
+
+
+def test_packed_equals_unpacked_with_flash_attn(monkeypatch: pytest.MonkeyPatch) -> None:
+    # Several rows a batch, where transformers' flash_attention_2 would mix the sequences of a row.
+    package = types.ModuleType("flash_attn")
+    package.__dict__["flash_attn_varlen_func"] = flash_attn_varlen_func
+    monkeypatch.setitem(sys.modules, "flash_attn", package)
+    net = model(register(attention.PACKED))
+    assert worst_gap(net) < 1e-5
+    ids = torch.randint(1, 60, (2, 11), generator=torch.Generator().manual_seed(0))
+    torch.testing.assert_close(net(ids).logits, model("sdpa")(ids).logits)
+
+
+@pytest.mark.parametrize("name", ["softcap", "s_aux"])
+def test_what_a_kernel_lacks_is_refused(name: str) -> None:
+    states = torch.zeros(1, 2, 3, 4)
+    positions = torch.arange(3)[None]
+    with pytest.raises(ModelError, match="cannot use a variable-length kernel"):
+        attention.varlen_forward(
+            torch.nn.Identity(), states, states, states, None, position_ids=positions, **{name: 1.0}
+        )
 
 
 def test_generation_falls_back_to_sdpa(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -131,7 +177,7 @@ def test_generation_falls_back_to_sdpa(monkeypatch: pytest.MonkeyPatch) -> None:
     mask = torch.ones_like(ids)
     mask[0, :3] = 0
     asked = {"attention_mask": mask, "max_new_tokens": 6, "do_sample": False, "pad_token_id": 0}
-    ours = model(register_varlen()).generate(ids, **asked)
+    ours = model(register(attention.VARLEN)).generate(ids, **asked)
     theirs = model("sdpa").generate(ids, **asked)
     assert torch.equal(ours, theirs)
 

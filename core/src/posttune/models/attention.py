@@ -1,14 +1,18 @@
-"""Which attention implementation runs, and torch's own variable-length kernel as one of them.
+"""Which attention implementation runs, and variable-length kernels as some of them.
 
 Packed rows hold several sequences, told apart by ``position_ids`` that restart. sdpa, eager and flex keep
 them apart with a mask over the whole row; the variable-length kernels compute each sequence alone.
+transformers' own ``flash_attention_2`` keeps them apart in batches of one row only
+(``_is_packed_sequence``), and a micro-batch may have several: the package is called from here instead.
 """
 
 from __future__ import annotations
 
 import importlib.util
 import logging
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any, Literal
 
 import torch
@@ -20,7 +24,9 @@ from posttune.errors import ModelError
 
 Attention = Literal["auto", "flash", "sdpa", "eager", "flex"]
 
-VARLEN = "posttune_varlen"
+VARLEN = "posttune_varlen"  # torch's kernel
+PACKED = "posttune_packed"  # flash-attn's; transformers expects things of names with "flash" in them
+_NOT_HERE = ("softcap", "s_aux")  # options of some architectures that would be left out
 _HALF = (torch.bfloat16, torch.float16)
 _log = logging.getLogger(__name__)
 
@@ -58,22 +64,22 @@ def attention_name(
     if choice == "auto":
         if device.type == "cpu":
             return "eager" if dtype in _HALF else None
-        return "flash_attention_2" if fits and kernels.flash else None
+        return register(PACKED) if fits and kernels.flash else None
     if not fits:
         return _instead(choice, "it needs a GPU and bfloat16 or float16")
     if kernels.flash:
-        return "flash_attention_2"
+        return register(PACKED)
     if kernels.varlen:
-        _log.info("model.attention: flash-attn is not installed, torch's own kernel serves")
-        return register_varlen()
+        _say_once("model.attention: flash-attn is not installed, torch's own kernel serves", logging.INFO)
+        return register(VARLEN)
     return _instead(choice, "neither flash-attn nor torch's own kernel is installed")
 
 
-def register_varlen() -> str:
-    """Make torch's variable-length kernel known to transformers; returns its name there."""
-    AttentionInterface.register(VARLEN, varlen_forward)
-    AttentionMaskInterface.register(VARLEN, varlen_mask)
-    return VARLEN
+def register(name: str) -> str:
+    """Make a variable-length kernel known to transformers, by the ``name`` that is returned."""
+    AttentionInterface.register(name, flash_forward if name == PACKED else varlen_forward)
+    AttentionMaskInterface.register(name, varlen_mask)
+    return name
 
 
 def varlen_mask(*arguments: Any, **options: Any) -> torch.Tensor | None:
@@ -84,6 +90,11 @@ def varlen_mask(*arguments: Any, **options: Any) -> torch.Tensor | None:
     return sdpa_mask(*arguments, **options)
 
 
+def flash_forward(*arguments: Any, **options: Any) -> tuple[torch.Tensor, None]:
+    """The same as `varlen_forward` with the kernel of the package flash-attn."""
+    return varlen_forward(*arguments, **options, kernel=_flash)
+
+
 def varlen_forward(
     module: torch.nn.Module,
     query: torch.Tensor,
@@ -92,11 +103,13 @@ def varlen_forward(
     attention_mask: torch.Tensor | None,
     dropout: float = 0.0,
     scaling: float | None = None,
+    kernel: Kernel | None = None,
     **options: Any,
 ) -> tuple[torch.Tensor, None]:
     """Causal attention inside each sequence; [R, heads, T, d] in, [R, T, heads, d] out.
 
-    Raises `ModelError` for an architecture that does not say where sequences begin.
+    With a mask or a cache sdpa computes it. Raises `ModelError` for an architecture that does not say
+    where sequences begin, or that has what a kernel lacks.
     """
     if attention_mask is not None or query.shape[2] != key.shape[2]:
         out, _ = sdpa_attention_forward(
@@ -104,13 +117,14 @@ def varlen_forward(
         )
         return out, None
     positions = options.get("position_ids")
-    if positions is None or positions.ndim != 2 or dropout or options.get("softcap") is not None:
-        what = f"{type(module).__name__} cannot use torch's variable-length kernel"
-        raise ModelError(what, who="model.attention: flash", fix="set attention: sdpa")
+    foreign = dropout or any(options.get(name) is not None for name in _NOT_HERE)
+    if positions is None or positions.ndim != 2 or foreign:
+        what = f"{type(module).__name__} cannot use a variable-length kernel"
+        raise ModelError(what, who="model.attention", fix="set attention: eager (or sdpa)")
     rows, _, length, _ = query.shape
     layout = sequence_layout(positions.expand(rows, length))
     q, k, v = (states.transpose(1, 2).flatten(0, 1) for states in (query, key, value))
-    return _kernel(q, k, v, layout, scaling).unflatten(0, (rows, length)), None
+    return (kernel or _kernel)(q, k, v, layout, scaling).unflatten(0, (rows, length)), None
 
 
 @dataclass(frozen=True)
@@ -130,6 +144,23 @@ def sequence_layout(position_ids: torch.Tensor) -> Layout:
     return Layout(bounds, int(bounds.diff().max()))
 
 
+Kernel = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, Layout, float | None], torch.Tensor]
+"""Query, key and value [tokens, heads, d] to [tokens, heads, d]; key and value may have fewer heads."""
+
+
+def _flash(
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, layout: Layout, scale: float | None
+) -> torch.Tensor:
+    from flash_attn import flash_attn_varlen_func
+
+    ends, longest = layout.bounds, layout.longest
+    out = flash_attn_varlen_func(
+        query, key, value, ends, ends, longest, longest, softmax_scale=scale, causal=True
+    )
+    assert isinstance(out, torch.Tensor)  # no second output was asked for
+    return out
+
+
 def _kernel(
     query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, layout: Layout, scale: float | None
 ) -> torch.Tensor:
@@ -146,8 +177,14 @@ def _kernel(
 
 
 def _instead(choice: str, why: str) -> str:
-    _log.warning("model.attention: sdpa instead of %s: %s", choice, why)
+    _say_once(f"model.attention: sdpa instead of {choice}: {why}", logging.WARNING)
     return "sdpa"
+
+
+@lru_cache(maxsize=16)
+def _say_once(text: str, level: int) -> None:
+    """A run loads several models: policy, reference, critic."""
+    _log.log(level, text)
 
 
 def _exists(module: str) -> bool:

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import importlib.util
-import logging
 from collections.abc import Mapping
-from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -18,7 +15,6 @@ from posttune.errors import ConfigError, Problem
 if TYPE_CHECKING:
     from posttune.models.load import LoadedModel
 
-log = logging.getLogger("posttune.models")
 Lora = LoraConfig | Mapping[str, Any] | bool | None
 Model = TypeVar("Model", bound=Strict)
 
@@ -27,7 +23,8 @@ class HFModel:
     """A Hugging Face folder (or a checkpoint, or a run folder), and how it is to be trained.
 
     ``is_critic``: it gives a value for every token instead of probabilities; from a language model the
-    head is new and its first values are 0. ``use_flash_attn``: see ``flash_notice``.
+    head is new and its first values are 0. ``use_flash_attn``: ``model.attention: flash``; a device that
+    cannot run it gets sdpa, and one line says so.
     ``lora``: True, or the fields of ``LoraConfig`` (rank, alpha, dropout, target_modules): adapters
     alone are trained. ``dtype``: float32, bfloat16 or float16, of the weights while training.
     Raises ConfigError for a value that is not possible.
@@ -47,14 +44,13 @@ class HFModel:
         self.path = Path(path)
         self.is_critic = is_critic
         self.use_flash_attn = use_flash_attn
-        if use_flash_attn:
-            flash_notice()
         self.config: ModelConfig = _validated(
             ModelConfig,
             {
                 "path": str(path),
                 "tokenizer": None if tokenizer is None else str(tokenizer),
                 "dtype": str(dtype).removeprefix("torch."),
+                "attention": "flash" if use_flash_attn else "auto",
                 "gradient_checkpointing": enable_gradient_checkpointing,
                 "lora": _lora(lora),
             },
@@ -70,19 +66,6 @@ class HFModel:
 
         load = load_critic if self.is_critic else load_model
         return load(self.config, self.path.expanduser(), seed=seed, device=device)
-
-
-@lru_cache(maxsize=1)
-def flash_notice() -> None:
-    """Say once why the package flash-attn is not used: torch's own attention (sdpa) is, with its kernels.
-
-    transformers' use of flash-attn keeps packed sequences apart in batches of one row only, and a
-    micro-batch may have several.
-    """
-    if importlib.util.find_spec("flash_attn") is None:
-        log.warning("flash-attn is not installed: torch's own attention (sdpa) is used instead")
-    else:
-        log.warning("flash-attn would mix the sequences of packed rows: torch's own attention (sdpa) is used")
 
 
 def _lora(given: Lora) -> LoraConfig | None:
