@@ -19,7 +19,7 @@ from posttune.checkpoint.precheck import check_destination, check_dtype
 from posttune.checkpoint.sources import ModelSource
 from posttune.checkpoint.space import free_bytes, shortage
 from posttune.config.models import PluginRef
-from posttune.errors import ExportError
+from posttune.errors import ExportError, PluginCallError
 from posttune.facade import build_exporter
 from posttune.files import atomic_dir
 from posttune.models.hf_folder import TOKEN, is_classifier
@@ -78,8 +78,10 @@ def export_model(
             verification = writer.verify(source, temporary)
             _refuse_difference(destination, verification)
             _make_readable(temporary)
-    except (OSError, SafetensorError) as error:
-        cause = (error.strerror if isinstance(error, OSError) else None) or str(error)
+    except (OSError, SafetensorError, PluginCallError) as error:
+        cause = _why_not_written(error)
+        if cause is None:
+            raise
         size = (
             "" if adapters else f" (about {needed:,} bytes are needed, {free_bytes(destination):,} are free)"
         )
@@ -87,6 +89,14 @@ def export_model(
             f"could not be written: {cause}{size}", who=str(destination), fix="make room, then try again"
         ) from error
     return Exported(destination, report, verification)
+
+
+def _why_not_written(error: BaseException) -> str | None:
+    """What the disk said; None where an exporter failed for another reason."""
+    cause = error.__cause__ if isinstance(error, PluginCallError) else error
+    if isinstance(cause, OSError):
+        return cause.strerror or str(cause)
+    return str(cause) if isinstance(cause, SafetensorError) else None
 
 
 def _refuse_difference(destination: Path, found: Verification) -> None:

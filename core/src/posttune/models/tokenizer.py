@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
+import re
 import tempfile
 from pathlib import Path
 
@@ -93,9 +96,16 @@ def save_tokenizer(tokenizer: PreTrainedTokenizerBase, folder: Path) -> None:
     """Write the tokenizer so that transformers 4 and 5 read it.
 
     transformers 5 writes a class name that version 4 does not know, and keys about the folder it
-    was loaded from.
+    was loaded from. Raises OSError where it cannot be written.
     """
-    tokenizer.save_pretrained(folder)
+    try:
+        tokenizer.save_pretrained(folder)
+    except Exception as error:
+        if type(error) is not Exception:  # nothing more exact comes from the library when a write fails
+            raise
+        number = re.search(r"os error (\d+)", str(error))
+        code = int(number[1]) if number else errno.EIO
+        raise OSError(code, os.strerror(code) if number else str(error)) from error
     path = folder / "tokenizer_config.json"
     config = json.loads(path.read_text(encoding="utf-8"))
     if config.get("tokenizer_class") == "TokenizersBackend":
