@@ -117,6 +117,11 @@ _CELSIUS = re.compile(
     r"\^\s*\{?\s*\\circ\s*\}?\s*(?:\\[,; ])?\s*(?:[CF]|\\(?:text|mathrm)\s*\{\s*[CF]\s*\})(?=[\s$.]*\Z)"
 )
 _AMPERSAND = re.compile(r"(?<=\s)\\?&(?=\s)")
+_UNIT_FRACTION = re.compile(
+    r"\\[dt]?frac\s*\{\s*\\(?:text|mathrm)\s*\{\s*([A-Za-z ]+?)\s*\}\s*\}"
+    r"\s*\{\s*\\(?:text|mathrm)\s*\{\s*([A-Za-z ]+?)\s*\}\s*\}"
+)
+_UNION = re.compile(r"(?<=[)\]])\s*U\s*(?=[(\[])")
 _MICRO = re.compile(r"\\mu\s*\\(text|mathrm)\{\s*")
 _HALF_LINE = re.compile(
     r"(?:\\mathbb\s*\{\s*R\s*\}|\\mathbb\s+R|\bR)\s*(?:\^|_)\s*"
@@ -178,6 +183,8 @@ def _rewritten(text: str) -> str:
     text = _NOT_EQUAL.sub(r"\\ne ", _INCHES.sub(r"\\text{ in}", _MINUS.sub("-", text)))
     text = _CELSIUS.sub(r"\\text{ degrees}", text).replace(r"\textdollar", r"\$")
     text = _DOTS.sub(r"\\dots ", text)
+    text = _UNIT_FRACTION.sub(r"\\text{ \1/\2}", text) if "frac" in text else text
+    text = _UNION.sub(r" \\cup ", text) if "U" in text else text
     text = _MICRO.sub(r"\\\1{micro", text)
     if "&" in text and "\\begin" not in text:
         text = _AMPERSAND.sub(r"\\text{and}", text)

@@ -262,8 +262,33 @@ class _Fingerprint:
         exact = rational(node)
         if exact is not None:
             return _residue(exact)
+        if head == "fact":
+            return self.factorial(args[0])
+        if head == "binom" and (chosen := rational(args[1])) is not None and chosen in _SHIFTS:
+            return (
+                self.product_below(self.of(args[0]), int(chosen))
+                * _inverted(math.factorial(int(chosen)))
+                % PRIME
+            )
         parts = [self.of(arg) if isinstance(arg, Node) else arg for arg in args]
         return self.opaque(head, *parts)
+
+    def factorial(self, node: Node) -> int:
+        """``(n + 2)!`` as ``(n + 2)(n + 1) n!``."""
+        terms = [rational(term) for term in node.args] if node.head == "add" else []
+        shift = sum((term for term in terms if term is not None), Fraction(0))
+        if abs(shift) not in _SHIFTS:
+            shift = Fraction(0)
+        value = self.of(node)
+        base = (value - _residue(shift)) % PRIME
+        found = self.opaque("fact", base)
+        if shift < 0:
+            return found * _inverted(self.product_below(base, int(-shift))) % PRIME
+        return found * self.product_below(value, int(shift)) % PRIME
+
+    def product_below(self, start: int, count: int) -> int:
+        """``start (start - 1) ...``, so many factors."""
+        return math.prod((start - place) % PRIME for place in range(count)) % PRIME
 
     def opaque(self, *key: object) -> int:
         """A variable of its own for what has no arithmetic here."""
@@ -274,6 +299,8 @@ class _Fingerprint:
         digest = hashlib.blake2b(repr((self.seed, *key)).encode("utf-8", "replace"), digest_size=40)
         return int.from_bytes(digest.digest(), "big") % PRIME
 
+
+_SHIFTS = range(1, 21)
 
 # tan x = sin x / cos x, sec x = 1 / cos x
 _QUOTIENTS = {"tan": ("sin", "cos"), "cot": ("cos", "sin"), "sec": ("", "cos"), "csc": ("", "sin")}

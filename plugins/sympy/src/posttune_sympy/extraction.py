@@ -8,8 +8,8 @@ The table, from the strongest mark to the weakest:
 4. the last block that begins with "```output", where it holds one answer
 5. the whole text, where it is nothing but an answer
 6. the last formula between ``$...$``, ``$$...$$``, ``\\(...\\)`` or ``\\[...\\]``, or a number in a later
-   sentence
-7. the last number
+   sentence; or what the text ends with behind a verb, where it is more than a number
+7. the last number; where there is none, the words that a text of one sentence ends with
 
 Before that: what stands before ``</think>`` goes (an open ``<think>`` leaves nothing; other tags of reasoning
 alike), of ``<answer>...</answer>`` the inside counts, chat markers end the text and GSM8K's ``<<6*7=42>>``
@@ -31,6 +31,7 @@ PHRASES = 3  # of them are looked at, from the last one
 FORMULAS = 4
 MAX_WHOLE = 4_000  # characters of an answer without a mark
 CLAUSE = 2_000  # characters behind a phrase
+SENTENCE = 300
 
 _BOX = re.compile(r"\\(?:boxed|fbox|framebox)(?![A-Za-z])\s*")
 _BRACES = re.compile(r"\\(?:boxed|fbox|framebox)(?![A-Za-z])\s*\{|\\.|[{}]", re.DOTALL)
@@ -47,6 +48,7 @@ _CODE = re.compile(
       | \b[A-Za-z_]\w*\.[A-Za-z_]\w*\(                              # os.system(
       | (?<![\w\\])(?:exec|eval|compile|getattr|setattr|open|print|input)\(
       | (?<!\\)\blambda\b[\w\s,]*:
+      | \\(?:write|input|include|immediate|open(?:in|out)|read|catcode|directlua|csname)(?![A-Za-z])
       | (?:^|;)\s*(?:from\s+[\w.]+\s+)?import\s+[\w.]+
     ).*$
     """,
@@ -56,13 +58,13 @@ r"""Lines of code: a number in them is no answer."""
 _OUTPUT = re.compile(r"^```output[^\n]*\n(.*?)^```", re.MULTILINE | re.DOTALL)
 _COMMANDS = re.compile(r"\\(?:begin|end)\{[A-Za-z*]+\}|\\[A-Za-z]+")
 _WORD = re.compile(r"[A-Za-z']{2,}")
-_WORDS = re.compile(r"[^\W\d_]{4}|[^\W\d_]{2}[\s,]+[^\W\d_]{2}")
+_WORDS = re.compile(r"[^\W\d_]{4}|[^\x00-\x7f\W\d_]|[^\W\d_]{2}[\s,]+[^\W\d_]{2}")
 _SENTENCE = re.compile(r"\n|[.!?。！](?=\s|$|\*)|。")
 _CUT = re.compile(r",\s|;|:\s|\s\(|\b(?:because|since|as|so|but|which|when|where|if|for|not|non)\b|，")
 _DOLLAR = re.compile(r"(?<!\\)\$\$?")
 _NUMBER = re.compile(
     r"""
-    (?<![\w.\\^_{])
+    (?<![A-Za-z0-9_.\\^{])
     (?P<sign>[-+]\s?)?
     (?:\\?\$|[€£¥₹])?\s?
     (?P<body>
@@ -77,6 +79,16 @@ _NUMBER = re.compile(
     """,
     re.VERBOSE,
 )
+_SAID = re.compile(
+    r"(?:\b(?:is|are|be|at|in|equals|has|have|needs?|gets?|gives|makes?|costs?|takes?|becomes)\b|(?P<equal>=))\s*:?\s*"
+)
+_YES = re.compile(r"\W*(yes|no|true|false)\b(?=\s*[.,;:!]|\s*\Z)", re.IGNORECASE)
+_SHAPED = re.compile(r"[(\[{].*,|\bsqrt\b|[\^√]|\\(?:sqrt|pi)\b|(?<![A-Za-z])pi\b")
+r"""What the number in it alone would not tell: a point, a root, a power."""
+_CONNECTED = re.compile(
+    r"\A(?:at|in|on|to|a|an|the)\s|\b(?:so|thus|hence|therefore|since|because|when|if|for|that|which|then|but)\b"
+)
+_OPEN_END = ("=", "+", "-", "*", "/", "<", ">", r"\times", r"\cdot")
 _DENIED = re.compile(
     r"(?:\bnot|n['’]t|\bnon|不是)(?:\s+be)?\s*\(?[A-J]\b\)?(?:\s*(?:,|or|nor)\s*\(?[A-J]\b\)?)*"
 )
@@ -99,8 +111,11 @@ class Found:
     words: str = ""
 
 
-def final_answer(text: str, form: str, readable: Readable) -> Found | None:
-    """The final answer, by the table above; ``form`` stops after rows 1 (boxed) or 4 (marked)."""
+def final_answer(text: str, form: str, readable: Readable, *, words: bool = True) -> Found | None:
+    """The final answer, by the table above; ``form`` stops after rows 1 (boxed) or 4 (marked).
+
+    ``words``: of a text of one sentence without a number, what it ends with.
+    """
     text = _prepared(text)
     text, tagged = _tagged(text)
     boxes = _boxes(text)
@@ -111,9 +126,11 @@ def final_answer(text: str, form: str, readable: Readable) -> Found | None:
     marked = _hashes(text, readable) or _phrased(text, readable) or _output(text, readable)
     if marked is not None or (form == "marked" and not tagged):
         return None if marked is None else Found(marked)
-    words = next((clause.partition("\n")[0] for clause in _clauses(text)), "")
-    loose = _whole(text, readable) or _loose(text, readable) or words
-    return Found(loose, words=words) if loose else None
+    said = next((clause.partition("\n")[0] for clause in _clauses(text)), "") or (
+        _stated(text) if words else ""
+    )
+    loose = _whole(text, readable) or _loose(text, readable) or said
+    return Found(loose, words=said) if loose else None
 
 
 def choice(text: str, form: str = "any") -> str | None:
@@ -267,7 +284,7 @@ def _loose(text: str, readable: Readable) -> str | None:
     text = _CODE.sub(" ", text)
     for start, end in _formulas(text):
         inner = text[start:end].strip().strip("$")
-        if not inner or len(inner) > MAX_WHOLE or not readable(inner):
+        if not inner or len(inner) > MAX_WHOLE or inner.endswith(_OPEN_END) or not readable(inner):
             continue
         after = text[end:]
         if any(each.isdigit() for each in inner) and not inner.endswith("."):
@@ -279,13 +296,43 @@ def _loose(text: str, readable: Readable) -> str | None:
             return later
         percent = re.match(r"(?:\$|\\\)|\\\])+\s*(?:\\?%|percent\b|pct\b)", after)
         return inner + ("%" if percent else "")
-    return _number(text)
+    return _shaped(text, readable) or _number(text)
+
+
+def _shaped(text: str, readable: Readable) -> str | None:
+    """What the text ends with behind a verb, where it is more than a number: ``The vertex is (1, -1).``"""
+    for _, tail in _said(text):
+        if _SHAPED.search(tail) and not _CONNECTED.search(tail) and readable(tail):
+            return tail
+    return None
+
+
+def _said(text: str) -> Iterator[tuple[re.Match[str], str]]:
+    """What the last line says of something: all behind the verb or the sign, for each of them."""
+    line = text.rstrip(" \n.!")[-SENTENCE:].rpartition("\n")[2]
+    for found in _SAID.finditer(line):
+        yield found, line[found.end() :]
+
+
+def _stated(text: str) -> str:
+    """The words at the end of a text of one sentence: ``The day is Thursday.``; or its yes or no."""
+    found = _YES.match(text)
+    if found is not None:
+        return found[1]
+    single = len(text) < SENTENCE and not re.search(r"[.!?\n]\s*\S", text.strip())
+    said = (tail for verb, tail in _said(text) if not verb["equal"])
+    return next(said, "") if single else ""
 
 
 def _formulas(text: str) -> Iterator[tuple[int, int]]:
     """Insides of the last formulas, the last one first."""
     dollars = deque((match.span() for match in _DOLLAR.finditer(text)), maxlen=FORMULAS + 1)
-    spans = [(dollars[i - 1][1], dollars[i][0]) for i in range(len(dollars) - 1, 0, -1)]
+    # A dollar before a digit opens a formula or is money, and closes nothing.
+    spans = [
+        (dollars[i - 1][1], dollars[i][0])
+        for i in range(len(dollars) - 1, 0, -1)
+        if not text[dollars[i][1] : dollars[i][1] + 1].isdigit()
+    ]
     for opening, closing in ((r"\[", r"\]"), (r"\(", r"\)")):
         end = len(text)
         for _ in range(FORMULAS):

@@ -9,6 +9,7 @@ from functools import lru_cache
 from posttune_sympy.cleaning import clean, compact, letters
 from posttune_sympy.grammar import parse
 from posttune_sympy.nodes import Node, Unreadable, substituted, symbol, variables, walk
+from posttune_sympy.notations import others
 from posttune_sympy.quantities import compound
 from posttune_sympy.spoken import date, spoken
 from posttune_sympy.words import LETTER_UNITS
@@ -21,6 +22,9 @@ _TIME = re.compile(
     re.IGNORECASE,
 )
 _UNTEXT = re.compile(r"\\(?:text|mathrm|mbox|textbf|textrm)\s*\{([^{}]*)\}")
+_LOOKS = re.compile(
+    r"\\(?:text|mathrm|mbox|textbf|textrm|textit|textsf|mathbf|mathsf|mathit|bm)\s*\{([^{}]*)\}"
+)
 _LABEL = re.compile(r"\(?([A-J])(?:\)\s*|[.:]\s+)(?=\S)")
 _CHOICE = re.compile(r"\(?([A-Z])\)?[.:)]?(?:\s.*)?", re.DOTALL)
 _OPTION = re.compile(r"(?:option|choice|answer)\s+(?=\(?[A-Z]\b)", re.IGNORECASE)
@@ -100,6 +104,7 @@ def _others(cleaned: str, node: Node | None) -> Iterator[Node]:
     yield from _some(spoken(words))
     if words[:1].isdigit():
         yield from compound(words)
+    yield from others(cleaned, words, tree)
     based = _BASED.fullmatch(cleaned)
     if based and _is_numeral(based["digits"], based["base"]):
         yield Node("base", (based["digits"], based["base"]))
@@ -188,7 +193,7 @@ def time(cleaned: str) -> Node | None:
 
 def choice_letter(answer: str) -> str | None:
     """The letter of ``C``, ``(C)``, ``\\text{(C)}``, ``(C) Cecile``; None for other answers."""
-    text = re.sub(r"\\[,;:! ]|~", " ", _UNTEXT.sub(r"\1", clean(answer))).strip()
+    text = re.sub(r"\\[,;:! ]|~", " ", _LOOKS.sub(r"\1", clean(answer))).strip()
     text = _OPTION.sub("", text, count=1)
     found = None if _MORE_CHOICES.match(text.lstrip("(")[1:]) else _CHOICE.fullmatch(text)
     return found[1] if found and (len(text) <= 3 or text[1] in ").: " or text[0] == "(") else None

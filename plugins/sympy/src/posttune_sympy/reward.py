@@ -73,7 +73,7 @@ class _Judge:
 
     def right(self, reference: str, response: str) -> bool:
         """Whether the response's final answer equals the reference's."""
-        gold = extraction.final_answer(reference, "any", readable)
+        gold = extraction.final_answer(reference, "any", readable, words=False)
         golds = _listed(gold, self.options.boxes) if gold else [reference]
         if not any(each.strip() for each in golds):
             return False

@@ -113,6 +113,11 @@ _INTRODUCTION = re.compile(r"\A(?:there(?:is|are|exists?)|(?:theequation|theineq
 PHRASES = (
     dict.fromkeys([*_NO_SOLUTION, "emptyset", "theemptyset"], symbol("emptyset"))
     | dict.fromkeys(_ALL_REALS, symbol("R"))
+    | {
+        begin + name: symbol(letter)
+        for name, letter in (("integers", "Z"), ("naturalnumbers", "N"), ("rationalnumbers", "Q"))
+        for begin in ("", "all", "the", "thesetof", "thesetofall", "thesetofthe")
+    }
     | dict.fromkeys(["dne", "doesnotexist", "thelimitdoesnotexist", "limitdoesnotexist"], symbol("DNE"))
     | dict.fromkeys(["positiveinfinity", "plusinfinity"], symbol("oo"))
     | dict.fromkeys(["negativeinfinity", "minusinfinity"], Node("neg", (symbol("oo"),)))

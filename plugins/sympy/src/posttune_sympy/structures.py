@@ -44,6 +44,8 @@ def normal(node: Node) -> Node:
     """One way of writing: signs of plus or minus spread out, lists flat, units around lists gone."""
     if node.head == "unit" and node.args[0].head in (*COLLECTIONS, "rel", "ratio", "matrix", "union"):
         return normal(node.args[0])
+    if node.head == "matrix" and len(node.args) == len(node.args[0]) == 1:
+        return normal(node.args[0][0])
     if node.head == "rows":
         return Node("seq", tuple(_row(row) for row in node.args))
     if node.head == "seq":

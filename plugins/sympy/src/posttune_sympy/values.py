@@ -42,9 +42,14 @@ class Values:
         return self.equal(left, right)
 
     def _percent(self, left: Node, left_is: bool, right: Node) -> bool:
-        hundredth = number(Fraction(1, 100))
-        pair = (product(left, hundredth), right) if left_is else (left, product(right, hundredth))
-        if self.options.percent != "number" and self.equal(*pair):
+        share, plain = (left, right) if left_is else (right, left)
+        # A rounded decimal is compared as it is written: 66.67 % is two thirds.
+        pair = (
+            (share, product(plain, number(100)))
+            if _decimals(share)[1]
+            else (product(share, number(Fraction(1, 100))), plain)
+        )
+        if self.options.percent != "number" and self.equal(*(pair if left_is else reversed(pair))):
             return True
         return self.options.percent != "fraction" and self.equal(left, right)
 

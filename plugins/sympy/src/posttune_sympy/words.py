@@ -119,7 +119,7 @@ IGNORED = _words(
     scriptstyle limits nolimits quad qquad space thinspace hspace phantom hline noindent nonumber mathbf
     boldsymbol bm mathbb mathcal mathfrak mathsf mathit bold bf it rm vec hat bar tilde widehat widetilde
     overrightarrow underline operatorname mathop boxed fbox color normalsize large Large tiny
-    small enspace kern strut negthinspace allowbreak"""
+    triangle small enspace kern strut negthinspace allowbreak"""
 )
 TEXT_COMMANDS = _words(
     "text textbf textit textrm textnormal textsf texttt textup mbox hbox mathrm operatorname emph"
