@@ -7,12 +7,14 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
-from posttune.config.load import check_config
+from posttune.config.load import check_config, load_config
 
 ROOT = Path(__file__).parents[1]
 RECIPES = sorted(ROOT.glob("configs/*.yaml"))
+ENGINES = {"ppo_7b_one_gpu.yaml", "ppo_7b_one_h200.yaml"}  # their engine need not be installed here
 SIZES = {"train": 4000, "dev": 200, "prompts": 9300, "test": 500}
 
 
@@ -36,7 +38,7 @@ def stages(output: str) -> dict[str, dict[str, object]]:
     return {stage["name"]: stage for stage in json.loads(output)["stages"]}
 
 
-def rows(path: Path) -> list[dict[str, str]]:
+def rows(path: Path) -> list[dict[str, Any]]:
     """The rows of a JSONL file."""
     return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
 
@@ -52,7 +54,9 @@ def sums(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize("recipe", RECIPES, ids=lambda path: path.name)
 def test_it_is_valid(recipe: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(ROOT)
-    assert check_config(recipe).config.output.startswith("runs/")
+    without = ["rl.rollout={name: hf}"] if recipe.name in ENGINES else []
+    assert check_config(recipe, without).config.output.startswith("runs/")
+    assert load_config(recipe).config.output.startswith("runs/")
 
 
 def test_the_rows_are_right_and_no_test_prompt_is_trained_on(sums: Path) -> None:
@@ -152,3 +156,51 @@ def test_the_recipe_of_an_algorithm_runs(name: str, toy: tuple[Path, Path], tmp_
     lines = (tmp_path / "run/metrics.jsonl").read_text(encoding="utf-8").splitlines()
     assert [json.loads(line)["step"] for line in lines] == [1, 2]
     assert (tmp_path / "run/export/model.safetensors").is_file()
+
+
+@pytest.fixture(scope="module")
+def small_qwen(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model of the 7B recipes' architecture and type, with two small layers."""
+    folder = tmp_path_factory.mktemp("qwen") / "model"
+    run("benchmarks/random_model.py", folder, "--shape", "tiny")
+    return folder
+
+
+def on_a_cpu(recipe: str) -> list[str]:
+    """What the recipe of 7B needs to run here; hf computes with the policy's weights, which so never wait."""
+    changes = ["rl.rollout={name: hf, sampling: {n: 2, max_new_tokens: 8}}", "rl.batch.prompts=2"]
+    return [*changes, *(["rl.memory.offload=[critic]"] if recipe == "ppo_7b_one_gpu.yaml" else [])]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("recipe", sorted(ENGINES))
+def test_the_recipe_of_7b_runs_with_a_tiny_model(recipe: str, small_qwen: Path, tmp_path: Path) -> None:
+    text = [json.dumps({"question": f"What is {n} + 1?", "answer": f"#### {n + 1}"}) for n in range(8)]
+    (tmp_path / "train.jsonl").write_text("\n".join(text) + "\n", encoding="utf-8")
+    output = run(
+        *("-m", "posttune", "run", f"configs/{recipe}", "--json", f"output={tmp_path / 'run'}"),
+        *(f"prompts.source={tmp_path / 'train.jsonl'}", f"prompts.tokenizer={small_qwen}"),
+        *(f"rl.model.path={small_qwen}", "rl.steps=2", "rl.critic.warmup_steps=1", *on_a_cpu(recipe)),
+    )
+    assert list(stages(output)) == ["prompts", "rl"]
+    first, second = rows(tmp_path / "run/metrics.jsonl")
+    assert "loss/value" in first
+    assert "loss/policy" not in first  # the critic learns alone
+    assert "loss/policy" in second
+    assert second["update/nonfinite_steps"] == 0
+    assert ("memory/offloaded_mb" in second) == (recipe == "ppo_7b_one_gpu.yaml")
+
+
+@pytest.mark.slow
+def test_the_benchmark_of_7b_measures_a_tiny_model(small_qwen: Path, tmp_path: Path) -> None:
+    document = tmp_path / "found.json"
+    shown = run(
+        *("benchmarks/ppo_7b.py", "configs/ppo_7b_one_gpu.yaml", "--model", small_qwen, "--steps", "1"),
+        *("--try", "micro_batch_tokens=2048", "--json", document, *on_a_cpu("ppo_7b_one_gpu.yaml")),
+    )
+    found = json.loads(document.read_text(encoding="utf-8"))
+    assert json.loads(shown.splitlines()[-1]) == found
+    assert found["tokens_per_s"] == found["steps"][-1]["tokens_per_s"] > 0
+    assert {"loss/policy", "loss/value"} <= set(found["steps"][0])  # no step is a warm-up's
+    assert found["tried"][0]["step"]["tokens_per_s"] > 0
+    assert set(found["used_bytes"]) >= {"rollout", "critic", "update"}  # the hand-over may be too short

@@ -162,4 +162,5 @@ def _wait(device: torch.device) -> None:
 def give_back(device: torch.device) -> None:
     """Let an engine beside the trainer have what is free now."""
     if device.type == "cuda":
+        torch.cuda.ipc_collect()  # what was lent to an engine's process, and is free since
         torch.cuda.empty_cache()
