@@ -146,7 +146,9 @@ def test_a_table_against_a_class_that_is_not_imported(tmp_path: Path) -> None:
     assert known == {"one"}
     assert fields_of(path, "C") == set()
     check_table({"one": 1}, known, {}, "engine 1", "A")
-    with pytest.raises(UserError, match=r"(?s)no argument 'oen'.*did you mean 'one'.*fields of A in engine 1"):
+    with pytest.raises(
+        UserError, match=r"(?s)no argument 'oen'.*did you mean 'one'.*fields of A in engine 1"
+    ):
         check_table({"oen": 1}, known, {}, "engine 1", "A")
     with pytest.raises(UserError, match=r"(?s)one is decided by the run.*remove one"):
         check_table({"one": 1}, known, {"one": "the run"}, "engine 1", "A")
@@ -165,7 +167,10 @@ def test_what_an_engine_says_is_explained() -> None:
     assert "(no message)" in str(unknown)
     assert "-v says more" in str(unknown)
     assert explainer.read(["all is well"], "start") is None
-    found = explainer.read(["libx is missing", "out of memory", "the end"], "start")
+    assert explainer.read(["ignored: libx is missing"], "start") is None
+    found = explainer.read(
+        ["Traceback (most recent call last):", "libx is missing", "out of memory", "the end"], "start"
+    )
     assert found is not None
     assert "at start: out of memory" in str(found)
 

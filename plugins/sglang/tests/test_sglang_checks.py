@@ -167,6 +167,12 @@ def test_arguments_on_a_cpu_and_on_a_gpu() -> None:
 @pytest.mark.parametrize(
     ("kind", "text", "kind_of_error", "said"),
     [
+        (
+            "RuntimeError",
+            "Not enough memory. Please try to increase --mem-fraction-static.",
+            UserError,
+            "raise",
+        ),
         ("RuntimeError", "CUDA out of memory. Tried", RunError, r"(?s)not enough memory, at start.*LEDGER"),
         (
             "ValueError",

@@ -12,6 +12,7 @@ LESS_MEMORY = (
     "lower rollout.resources.memory_share, rollout.resources.max_sequences or "
     "rollout.sampling.max_new_tokens; of training, batch.micro_batch_tokens"
 )
+TRACEBACK = "Traceback (most recent call last)"
 SHOWN = 300  # characters of a line of a log
 HF_TAKES_IT = "rollout.name hf takes every causal model of transformers"
 
@@ -58,9 +59,11 @@ class Explainer:
     def read(self, lines: Sequence[str], step: str, ledger: str = "") -> PosttuneError | None:
         """The error for a line of the engine's log, the last that a rule fits; None where none does.
 
-        An engine whose own workers die may end without an answer: then its log is all that there is.
+        An engine whose own workers die may end without an answer: then its log is all that there is. What
+        stands before its first traceback are warnings, of modules that it can do without.
         """
-        for line in reversed(lines):
+        first = next((place for place, line in enumerate(lines) if TRACEBACK in line), len(lines))
+        for line in reversed(lines[first:]):
             for rule in self.rules:
                 if any(re.search(pattern, line) for pattern in rule.patterns):
                     return self._by(rule, step, line.strip()[:SHOWN], ledger)

@@ -8,6 +8,12 @@ from posttune_sglang.installed import WHO
 
 RULES = (
     Rule(
+        (r"mem[-_]fraction[-_]static",),
+        "the engine's share of the GPU leaves no memory for its cache",
+        "raise rollout.resources.memory_share, or use a smaller model or more GPUs",
+        memory=True,
+    ),
+    Rule(
         ("out of memory", "OutOfMemory", "DefaultCPUAllocator", "Not enough memory"),
         "not enough memory",
         LESS_MEMORY,
