@@ -1,7 +1,6 @@
 """Models that are cut over 2 and 4 processes (FSDP2, tensor parallelism) learn what one process learns.
 
-Samples and greedy baselines are drawn anew at every size, in float32; `test_recorded` feeds all sizes the
-same ones.
+Samples and greedy baselines are drawn anew at every size, in float32; recorded ones are fed to all sizes.
 """
 
 from __future__ import annotations
@@ -13,16 +12,21 @@ import pytest
 import trainer_toy as toy
 from ranks_toy import SMOOTH, Job, assert_equal_runs, recording, run_ranks
 
-LAYOUTS: dict[int, dict[str, dict[str, Any]]] = {
+EVERY = ("sft", "sft-lora", "grpo", "grpo-lora", "ppo", "greedy", "refills")
+KEPT = {"data_shard": -1, "reshard_after_forward": False}
+LAYOUTS: dict[int, dict[str, tuple[dict[str, Any], tuple[str, ...]]]] = {
     2: {
-        "shards": {"data_shard": -1},
-        "slices": {"tensor": 2},
+        "shards": ({"data_shard": -1}, EVERY),
+        "slices": ({"tensor": 2}, ("sft", "grpo-lora", "ppo")),
     },
     4: {
-        "shards": {"data_shard": -1, "reshard_after_forward": False},
-        "copies of shards": {"data_shard": 2},
-        "shards of slices": {"data_shard": 2, "tensor": 2},
-        "copies of slices": {"tensor": 2},
+        "shards": (
+            {"data_shard": -1, "reshard_after_forward": False},
+            ("sft", "grpo-lora", "ppo", "refills"),
+        ),
+        "copies of shards": ({"data_shard": 2}, ("ppo",)),
+        "shards of slices": ({"data_shard": 2, "tensor": 2}, ("grpo-lora", "ppo")),
+        "copies of slices": ({"tensor": 2}, ("sft",)),
     },
 }
 
@@ -79,22 +83,13 @@ def alone(task: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize("world", LAYOUTS)
 def test_they_equal_one_process(task: Path, alone: Path, tmp_path: Path, world: int) -> None:
     jobs = [
-        Job(tmp_path / layout / name, stage, parallel)
-        for layout, parallel in LAYOUTS[world].items()
-        for name, stage in stages(task).items()
+        Job(tmp_path / layout / name, stages(task)[name], parallel)
+        for layout, (parallel, names) in LAYOUTS[world].items()
+        for name in names
     ]
-    run_ranks(world, jobs)
-    for job in jobs:
-        assert_equal_runs(alone / job.output.name, job.output, job.stage["kind"])
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("world", LAYOUTS)
-def test_recorded(task: Path, alone: Path, tmp_path: Path, world: int) -> None:
-    jobs = [
-        Job(tmp_path / layout / name, stages(task)[name], parallel, recorded=alone / f"{name}.json")
-        for layout, parallel in {"copies": {}, **LAYOUTS[world]}.items()
-        for name in ("grpo", "ppo")
+    jobs += [
+        Job(tmp_path / "recorded" / name, stages(task)[name], parallel, recorded=alone / f"{name}.json")
+        for name, parallel in {"grpo": {}, "ppo": {"data_shard": -1}}.items()
     ]
     run_ranks(world, jobs)
     for job in jobs:

@@ -42,7 +42,7 @@ ECHOES = (
     "Broken pipe",
     "NCCL error",
 )
-LATE = ("Timed out waiting", "Timeout waiting", "timed out")
+LATE = ("Timed out waiting", "Timeout waiting", "timed out", "failed to pass monitoredBarrier")
 _SIMPLE = (UserError, DataError, ModelError, RunError, CheckpointError, ExportError)
 
 
@@ -127,7 +127,7 @@ def rebuilt(found: Mapping[str, Any], rank: int) -> PosttuneError:
     kinds = {kind.__name__: kind for kind in _SIMPLE}
     kind = kinds.get(str(found["kind"]), UserError if found["code"] == 2 else RunError)
     place = f"rank {rank}" + (f", {found['where']}" if found["where"] else "")
-    who = str(found["who"])
+    who = str(found["who"]).removeprefix(f"rank {rank}")
     if not (rank == 0 and found["code"] == 2):
         who = f"{place}: {who}" if who else place
     return kind(str(found["what"]), who=who, fix=str(found["fix"]))
