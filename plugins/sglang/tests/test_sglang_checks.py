@@ -17,7 +17,7 @@ from packaging.version import Version
 from posttune.engines.problems import Told
 from posttune.errors import PosttuneError, RunError, UserError
 from posttune.types import Resources, RolloutContext, Sampling
-from posttune_sglang import SglangBackend, SglangOptions, adapters, arguments, environment
+from posttune_sglang import SglangBackend, SglangOptions, adapters, arguments, environment, shim
 from posttune_sglang.installed import SGLANG
 from posttune_sglang.prepare import without_ends
 from posttune_sglang.problems import EXPLAINER
@@ -241,6 +241,25 @@ def test_the_stand_in_for_kernels_says_what_is_missing() -> None:
     )
     assert done.stdout.strip() == "rmsnorm"
     assert "sgl_kernel.rmsnorm: this SGLang has no kernels for a CPU" in done.stderr
+
+
+def test_names_of_torchvision_stand_in_while_they_are_taken() -> None:
+    with shim._standing_in():
+        from torchvision.transforms import InterpolationMode  # type: ignore[import-not-found]
+        from torchvision.transforms.functional import InterpolationMode as again
+
+        assert InterpolationMode is again
+    assert not [name for name in sys.modules if name.partition(".")[0] == "torchvision"]
+
+
+def test_a_model_type_that_transformers_has_may_come_again_meanwhile() -> None:
+    from transformers import AutoConfig, LlamaConfig
+
+    for _ in range(2):
+        with pytest.raises(ValueError, match="already used"):
+            AutoConfig.register("llama", LlamaConfig)
+        with shim._registering_again():
+            AutoConfig.register("llama", LlamaConfig)
 
 
 def test_a_backend_that_was_not_started() -> None:

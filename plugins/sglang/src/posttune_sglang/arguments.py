@@ -81,6 +81,7 @@ def engine_arguments(
         "log_level": "warning",
         "skip_server_warmup": True,
         "grammar_backend": "none",
+        "sleep_on_idle": True,  # else its scheduler keeps a core busy while the trainer works
     }
     if not cuda:
         found |= {"attention_backend": "torch_native", "disable_overlap_schedule": True}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from typing import Any
 
@@ -11,15 +10,10 @@ from posttune_sglang.shim import import_sglang
 
 def make(arguments: dict[str, Any], version: str) -> Any:
     """SGLang, imported once it is asked for: the trainer is told of an import that fails."""
-    _prepare()
+    import_sglang()
     from posttune_sglang._engine import Engine
 
     return Engine(arguments, version)
-
-
-def _prepare() -> None:
-    if os.environ.get("SGLANG_USE_CPU_ENGINE") == "1":
-        import_sglang()
 
 
 if __name__ == "__main__":
@@ -27,4 +21,4 @@ if __name__ == "__main__":
 
     main(int(sys.argv[1]), make)
 elif __name__ == "__mp_main__":
-    _prepare()
+    import_sglang()
