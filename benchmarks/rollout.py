@@ -7,8 +7,8 @@
 random weights are handed over, and an engine of its own begins with dummy ones. The bare engine runs in a
 process of its own, before posttune's, with the same arguments: prompts as token ids, ``n`` samples each,
 log-probabilities of the sampled tokens, no end token. It is given no seeds; through posttune every sample
-has one. Tokens/s are those of the fastest of ``--repeat`` calls after one that is not counted. On a busy CPU compare
-the tokens per second of processor time instead.
+has one. Tokens/s are those of the fastest of ``--repeat`` calls after one that is not counted. On a busy
+CPU compare the tokens per second of processor time instead.
 """
 
 from __future__ import annotations
