@@ -64,6 +64,18 @@ class TestRows:
     def test_it_travels_to_other_processes(self, text: SampleDataset) -> None:
         assert pickle.loads(pickle.dumps(text))[7] == text[7]
 
+    def test_tokens_of_a_few_rows(self, tmp_path: Path) -> None:
+        pairs = [{"prompt": "p" * n, "chosen": "c" * 3 * n, "rejected": "r"} for n in range(1, 4)]
+        plain = [{"prompt": "p", "response": "x" * n} for n in range(1, 4)]
+        found = {}
+        for name, rows in (("pairs", pairs), ("plain", plain)):
+            path = write_jsonl(tmp_path / name, rows)
+            dataset = SampleDataset(run(path, tmp_path / f"{name}-out", tokenizer="bytes").path)
+            assert dataset.tokens_of([2, 0], "input_ids") == dataset.lengths[[2, 0]].tolist()
+            found[name] = dataset.tokens_of([2, 0], "input_ids", "rejected_ids")
+        assert found["pairs"] == [(3 + 9 + 1) + (3 + 1 + 1), (1 + 3 + 1) + (1 + 1 + 1)]  # each with its EOS
+        assert found["plain"] == [1 + 3 + 1, 1 + 1 + 1]
+
     def test_lengths_need_tokens(self, text: SampleDataset) -> None:
         with pytest.raises(DataError, match="holds text, not tokens"):
             _ = text.lengths

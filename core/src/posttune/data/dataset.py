@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import json
 from bisect import bisect_right
-from collections.abc import Iterator
-from functools import cached_property
+from collections.abc import Iterable, Iterator
 from itertools import accumulate
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -94,20 +93,25 @@ class SampleDataset:
         """Whether the rows hold token ids."""
         return bool(self._tokens)
 
-    @cached_property
+    @property
     def lengths(self) -> NDArray[np.int64]:
         """Tokens of every row's ``input_ids``."""
         return self._lengths("input_ids")
 
-    @cached_property
+    @property
     def prompt_lengths(self) -> NDArray[np.int64]:
         """Tokens of every row's ``prompt_ids``."""
         return self._lengths("prompt_ids")
 
-    @cached_property
+    @property
     def rejected_lengths(self) -> NDArray[np.int64]:
         """Tokens of every row's ``rejected_ids``; 0 where a row has none."""
         return self._lengths("rejected_ids")
+
+    def tokens_of(self, rows: Iterable[int], *columns: str) -> list[int]:
+        """Tokens that these token columns of each of the rows have together; for a few rows of many."""
+        found = [self._find(row) for row in rows]
+        return [sum(_length(batch.column(name)[row]) for name in columns) for batch, row in found]
 
     def origin(self, index: int) -> str:
         """Where a row came from, as messages say it."""
@@ -150,9 +154,7 @@ class SampleDataset:
             )
         counts = [pc.list_value_length(batch.column(column)).fill_null(0) for batch in self._batches]
         parts = [count.to_numpy(False) for count in counts]
-        found = np.concatenate(parts).astype(np.int64) if parts else np.zeros(0, np.int64)
-        found.setflags(write=False)  # it is kept
-        return found
+        return np.concatenate(parts).astype(np.int64) if parts else np.zeros(0, np.int64)
 
     def _find(self, index: int) -> tuple[pa.RecordBatch, int]:
         position = index + len(self) if index < 0 else index
@@ -160,6 +162,10 @@ class SampleDataset:
             raise IndexError(f"row {index} of a dataset of {len(self)} rows")
         number = bisect_right(self._ends, position)
         return self._batches[number], position - (self._ends[number - 1] if number else 0)
+
+
+def _length(value: pa.ListScalar) -> int:
+    return 0 if value.values is None else len(value.values)
 
 
 def _reference(row: dict[str, Any]) -> str | list[str] | None:

@@ -1,0 +1,77 @@
+"""Peak memory of a training process over datasets of more and more rows: it should stay flat.
+
+Usage: python benchmarks/data_memory.py [--rows 10000 100000 1000000] [--tokenizer FOLDER] [--steps 20]
+Rows have GSM8K's length. Each dataset is converted by one process and an SFT stage of a tiny new model is
+run on it by another, shuffled over all rows. `trainer_mb` is the peak resident set of the latter, which
+counts the pages of the memory-mapped data that it touched; `convert_mb` that of the conversion (its main
+process).
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+from data_convert import write_rows
+
+MODEL = {
+    "model_type": "llama",
+    "hidden_size": 32,
+    "intermediate_size": 64,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 2,
+    "head_dim": 16,
+}
+
+
+def peak_mb(*words: str) -> float:
+    """Peak resident set of ``posttune WORDS``, MiB."""
+    command = [sys.executable, "-m", "posttune", *words]
+    process = subprocess.Popen(command, stdout=subprocess.DEVNULL)
+    _, status, usage = os.wait4(process.pid, 0)
+    process.returncode = os.waitstatus_to_exitcode(status)
+    if process.returncode:
+        raise SystemExit(f"{' '.join(command)} ended with {process.returncode}")
+    return usage.ru_maxrss / 1024
+
+
+def measure(rows: int, tokenizer: str, steps: int, folder: Path) -> dict[str, float]:
+    """Both peaks for a dataset of so many rows."""
+    write_rows(folder / "rows.jsonl", rows)
+    data = str(folder / "data")
+    words = ("--to", data, "--converter", "gsm8k", "--tokenizer", tokenizer, "--template", "none")
+    convert = peak_mb("data", "convert", str(folder / "rows.jsonl"), *words)
+    stage = {
+        "model": {"init": MODEL, "tokenizer": tokenizer},
+        "data": data,
+        "batch_size": 32,
+        "steps": steps,
+    }
+    config = {"output": str(folder / "run"), "device": "cpu", "threads": 1, "stages": {"sft": stage}}
+    (folder / "run.yaml").write_text(json.dumps(config))  # JSON is YAML
+    trainer = peak_mb("run", str(folder / "run.yaml"), "--no-plot")
+    size = sum(path.stat().st_size for path in Path(data).iterdir()) / 2**20
+    return {"rows": rows, "dataset_mb": size, "convert_mb": convert, "trainer_mb": trainer}
+
+
+def main() -> None:
+    """Print one JSON object a size."""
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--rows", type=int, nargs="+", default=[10_000, 100_000, 1_000_000])
+    parser.add_argument("--tokenizer", default="bytes", help='folder, or "bytes"')
+    parser.add_argument("--steps", type=int, default=20)
+    arguments = parser.parse_args()
+    for rows in arguments.rows:
+        with tempfile.TemporaryDirectory() as folder:
+            found = measure(rows, arguments.tokenizer, arguments.steps, Path(folder))
+        print(json.dumps({key: round(value) for key, value in found.items()}), flush=True)
+
+
+if __name__ == "__main__":
+    main()
