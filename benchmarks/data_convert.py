@@ -18,6 +18,7 @@ import multiprocessing
 import os
 import random
 import re
+import sys
 import tempfile
 import time
 from collections.abc import Callable
@@ -163,7 +164,9 @@ def measure(name: str, source: Path, tokenizer: str | None) -> dict[str, float]:
 
 def compare(source: Path, tokenizer: str | None, repeats: int) -> dict[str, Any]:
     """Medians of both contenders, which take turns, and of the ratios within each turn."""
-    turns = [{name: measure(name, source, tokenizer) for name in CONTENDERS} for _ in range(repeats)]
+    turns = [
+        {name: _shown(name, measure(name, source, tokenizer)) for name in CONTENDERS} for _ in range(repeats)
+    ]
     found: dict[str, Any] = {
         name: {key: round(median(turn[name][key] for turn in turns), 2) for key in turns[0][name]}
         for name in CONTENDERS
@@ -173,6 +176,12 @@ def compare(source: Path, tokenizer: str | None, repeats: int) -> dict[str, Any]
             name: round(median(turn["posttune"][key] / turn[peer][key] for turn in turns), 2)
             for name, key in RATIOS.items()
         }
+    return found
+
+
+def _shown(name: str, found: dict[str, float]) -> dict[str, float]:
+    rounded = {key: round(value, 2) for key, value in found.items()}
+    print(name, json.dumps(rounded), file=sys.stderr, flush=True)
     return found
 
 
