@@ -401,6 +401,11 @@ class TestPlaces:
         with pytest.raises(DataError, match="cannot be opened: Not a directory"):
             run(path / "y.jsonl", tmp_path / "out")
 
+    def test_a_destination_below_a_file(self, tmp_path: Path) -> None:
+        path = write_jsonl(tmp_path / "x.jsonl", [ROW])
+        with pytest.raises(DataError, match=r"x\.jsonl: is a file, so that no folder can be in it"):
+            run(path, path / "a" / "b")
+
     def test_a_pipe(self, tmp_path: Path) -> None:
         os.mkfifo(tmp_path / "pipe")
         with pytest.raises(DataError, match="is a pipe, not a file"):

@@ -114,6 +114,7 @@ class _Conversion:
     def run(self) -> ConversionReport:
         for path in self.files:  # the last one must not be found missing after hours
             open_file(path).close()
+        _refuse_file_above(self.to)
         if not _is_free(self.to):
             found = _existing(self.to, self._fingerprint(), self.request.overwrite)
             if found is not None:
@@ -314,6 +315,15 @@ class _Plainness:
 def _is_free(to: Path) -> bool:
     """Whether nothing is there that a dataset would replace."""
     return not to.exists() or (to.is_dir() and not any(to.iterdir()))
+
+
+def _refuse_file_above(to: Path) -> None:
+    """Raise `DataError` where the folder cannot be made since a file is in the way."""
+    above = next((parent for parent in to.absolute().parents if parent.exists()), None)
+    if above is not None and not above.is_dir():
+        raise DataError(
+            "is a file, so that no folder can be in it", who=str(above), fix="choose another place"
+        )
 
 
 def _existing(to: Path, fingerprint: str, overwrite: bool) -> ConversionReport | None:
