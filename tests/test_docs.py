@@ -11,7 +11,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 # Extras that `make install` leaves out: they need a GPU, or an environment of their own.
-ACCELERATOR = {"flash-attn", "vllm", "vllm-cpu", "sglang"}
+ACCELERATOR = {"flash-attn", "vllm", "vllm-cpu", "sglang", "ray"}
 PROJECTS = [ROOT / "core", *sorted(path.parent for path in ROOT.glob("plugins/*/pyproject.toml"))]
 
 

@@ -24,8 +24,8 @@ TRAINING = (
     "optim", "plan", "reward", "rollout", "selftest", "trainer",
 )  # fmt: skip
 HEAVY = (
-    "accelerate", "bert_score", "datasets", "gguf", "peft", "pyarrow", "safetensors", "sglang", "sympy",
-    "tokenizers", "torch", "transformers", "vllm",
+    "accelerate", "bert_score", "datasets", "gguf", "peft", "pyarrow", "ray", "safetensors", "sglang",
+    "sympy", "tokenizers", "torch", "transformers", "vllm",
 )  # fmt: skip
 PUBLIC = ("posttune.engines", "posttune.errors", "posttune.testing", "posttune.types", "posttune.workers")
 
