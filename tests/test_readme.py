@@ -4,6 +4,9 @@
 <!-- block: file NAME -->    written to that folder
 <!-- block: config -->       a whole configuration: checked
 <!-- block: rl -->           a part of an rl stage: checked within a whole configuration
+<!-- block: rl with FOLDER --> the same, with the plugins that a block before installed into that folder
+<!-- block: same PATH -->    a file of examples/, letter for letter, written to that folder
+<!-- block: template PATH --> a part of what `posttune new KIND mine` makes, letter for letter
 <!-- block: engine -->       the same with an engine: that it is not installed may be its only problem
 <!-- block: dry -->          downloads or trains: targets exist, commands and options exist, packages are ours
 """
@@ -20,11 +23,17 @@ from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 
+import jinja2
 import pytest
 from ruamel.yaml import YAML
 
 ROOT = Path(__file__).parents[1]
-DOCUMENTS = [ROOT / "README.md", *sorted(ROOT.glob("docs/*.md")), *sorted(ROOT.glob("plugins/*/README.md"))]
+DOCUMENTS = [
+    ROOT / "README.md",
+    *sorted(ROOT.glob("docs/**/*.md")),
+    *sorted(ROOT.glob("plugins/*/README.md")),
+]
+TEMPLATES = ROOT / "core/src/posttune/template/templates"
 BLOCK = re.compile(
     r"(?:^<!-- block: (?P<how>[^\n]*?) -->\n)?^```(?P<language>\w*)\n(?P<text>.*?)^```$",
     re.MULTILINE | re.DOTALL,
@@ -54,16 +63,16 @@ def blocks(document: Path) -> list[Block]:
     return found
 
 
-def run(command: list[str], folder: Path) -> str:
+def run(command: list[str], folder: Path, **environment: str) -> str:
     """Run a command with the environment's programs first; its output, or the test fails with it."""
     path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
     done = subprocess.run(
         command,
         cwd=folder,
-        env={**os.environ, "PATH": path},
+        env={**os.environ, "PATH": path, **environment},
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=1500,
         check=False,
     )
     assert done.returncode == 0, f"{shlex.join(command)}\n{done.stdout}{done.stderr}"
@@ -96,7 +105,23 @@ def check_config(block: Block, folder: Path) -> None:
 def check_rl(block: Block, folder: Path) -> None:
     """The block is valid within an rl stage."""
     write_rl(block, folder)
-    run(["posttune", "config", "check", "block.yaml"], folder)
+    installed = block.argument.removeprefix("with ")
+    environment = {"PYTHONPATH": str(folder / installed)} if installed else {}
+    run(["posttune", "config", "check", "block.yaml"], folder, **environment)
+
+
+def check_same(block: Block, folder: Path) -> None:
+    """The block is a file of the examples, and is written."""
+    assert block.text == (ROOT / "examples" / block.argument).read_text(encoding="utf-8"), block.argument
+    (folder / block.argument).write_text(block.text, encoding="utf-8")
+
+
+def check_template(block: Block, folder: Path) -> None:
+    """The block is a part of what the template makes of a plugin that is called mine."""
+    loader = jinja2.FileSystemLoader(TEMPLATES)
+    names = {"name": "mine", "__class": "Mine", "__module": "posttune_mine"}
+    template = jinja2.Environment(loader=loader, autoescape=False).get_template(f"{block.argument}.jinja")
+    assert block.text.strip() in template.render(cookiecutter=names), block.argument
 
 
 def check_engine(block: Block, folder: Path) -> None:
@@ -157,6 +182,12 @@ def dry_posttune(words: list[str], folder: Path) -> None:
             assert word in text, f"{word} is no option of posttune {' '.join(words[:count])}"
 
 
+def dry_ray(words: list[str], folder: Path) -> None:
+    """The options exist."""
+    text = run([sys.executable, "-m", "posttune_ray", "--help"], folder)
+    assert all(word in text for word in words if word.startswith("--")), words
+
+
 def dry_tool(words: list[str], folder: Path) -> None:
     """A program of the environment, not run here."""
 
@@ -165,6 +196,8 @@ DRY = {
     "make": dry_make,
     "pip": dry_pip,
     "posttune": dry_posttune,
+    "posttune-ray": dry_ray,
+    "torchrun": dry_tool,
     "cd": dry_tool,
     "pre-commit": dry_tool,
     "cookiecutter": dry_tool,
@@ -174,12 +207,15 @@ CHECKS = {
     "run": check_run,
     "file": check_file,
     "config": check_config,
+    "same": check_same,
+    "template": check_template,
     "rl": check_rl,
     "engine": check_engine,
     "dry": check_dry,
 }
 
 
+@pytest.mark.timeout(3000)
 @pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))
 def test_every_block_works(document: Path, tmp_path: Path) -> None:
     for name in ("configs", "plugin_template"):

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import click
-from posttune import errors, types
+from posttune import errors, testing, types
 from posttune.catalog import Catalog
 from posttune.cli.main import cli
 from posttune.config.models import STAGES, RunConfig
@@ -63,12 +63,13 @@ def summary(thing: Any) -> str:
 def hooks_page() -> str:
     """Every kind's hooks, then the types that flow through them."""
     text = "# Hooks\n\n" + NOTE
+    text += "How to write a plugin of a kind: the pages under How-to. What checks it: [the kit](kit.md).\n\n"
     text += (
         "A plugin is a class with a `Config`, an `__init__(config)` that does no work, and methods marked "
         "`@hookimpl`. Hooks are called with keywords; take the arguments that you need.\n\n"
     )
     for kind in KINDS.values():
-        text += f"## `{kind.name}`\n\n{summary(kind.spec)} "
+        text += f"## `{kind.name}` {{ #kind-{kind.name} }}\n\n{summary(kind.spec)} "
         text += f"Entry points: `{kind.group}`. Conformance: `posttune.testing.{SUITES[kind.name]}`.\n\n"
         for hook in hooks_of(kind.name).values():
             marks = ["optional" if hook.optional else "required"]
@@ -79,7 +80,7 @@ def hooks_page() -> str:
     text += "## Types\n\nFrozen dataclasses of `posttune.types`.\n\n"
     for name, found in vars(types).items():
         if inspect.isclass(found) and found.__module__ == types.__name__:
-            text += f"### `{name}`\n\n{summary(found)}\n\n"
+            text += f"### `{name}` {{ #type-{name.lower()} }}\n\n{summary(found)}\n\n"
             text += table(("field", "type", "is"), list(fields(found)))
     return text
 
@@ -94,6 +95,42 @@ def fields(found: type) -> Iterator[tuple[str, ...]]:
                 f", {code(default)} by default" if default and "field(" not in default else ""
             )
             yield code(name), shown, cell(comment or "")
+
+
+# --- the kit -------------------------------------------------------------------------------------
+
+
+def kit_page() -> str:
+    """Every check of the conformance kit."""
+    text = "# The conformance kit\n\n" + NOTE
+    text += (
+        "`posttune.testing` has a suite for each kind. Subclass it, name the plugin, run pytest; "
+        "`posttune new` writes that test. `requires` names the optional promises that are checked; a subclass adds to it or "
+        "takes away. For each check a planted fault in our own tests shows that it objects.\n\n"
+    )
+    text += "## Every plugin\n\n" + checks(testing.PluginSuite, object)
+    for kind, name in SUITES.items():
+        suite = getattr(testing, name)
+        text += f"## `{name}` {{ #{kind} }}\n\n"
+        required = ", ".join(f"`{each}`" for each in sorted(suite.requires))
+        text += f"{summary(suite)}" + (f" `requires`: {required} by default." if required else "") + "\n\n"
+        text += checks(suite, testing.PluginSuite)
+    return text
+
+
+def checks(suite: type, without: type) -> str:
+    """The checks of a suite with what they say, those of another left out."""
+    names = [name for name in dir(suite) if name.startswith("test_") and not hasattr(without, name)]
+    rows = [
+        (code(name.removeprefix("test_").replace("_", " ")), cell(summary(getattr(suite, name))))
+        for name in sorted(names, key=lambda name: _line(getattr(suite, name)))
+    ]
+    return table(("check", "says"), rows)
+
+
+def _line(function: Any) -> tuple[str, int]:
+    """Where a check stands in the source."""
+    return function.__code__.co_filename, function.__code__.co_firstlineno
 
 
 # --- configuration -------------------------------------------------------------------------------
@@ -295,6 +332,7 @@ def ours() -> set[str]:
 
 PAGES: dict[str, Callable[[], str]] = {
     "hooks": hooks_page,
+    "kit": kit_page,
     "config": config_page,
     "cli": cli_page,
     "metrics": metrics_page,

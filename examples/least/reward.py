@@ -1,0 +1,2 @@
+def score(response):
+    return float("please" in response)
