@@ -66,7 +66,7 @@ def python(tmp_path: Path) -> Python:
             text=True,
             env=variables,
             cwd=tmp_path,
-            timeout=120,
+            timeout=600,
             check=False,
         )
 

@@ -43,6 +43,8 @@ class Inventory:
 
     def __init__(self) -> None:
         self._by_name: dict[str, list[Distribution]] = {}
+        self._closures: dict[str, Closure] = {}
+        self._read: dict[str, tuple[list[Requirement], list[str]]] = {}
         for distribution in importlib.metadata.distributions():
             name = canonicalize_name(metadata.name_of(distribution))
             if name:
@@ -69,6 +71,12 @@ class Inventory:
 
     def closure(self, name: str) -> Closure:
         """What a distribution needs with its engine, and what is wrong with that."""
+        key = canonicalize_name(name)
+        if key not in self._closures:
+            self._closures[key] = self._closure(name)
+        return self._closures[key]
+
+    def _closure(self, name: str) -> Closure:
         found = Closure()
         seen: set[tuple[str, str]] = set()
         waiting: list[tuple[str, str, bool, int]] = [(name, "", False, 1), (name, metadata.ENGINE, True, 1)]
@@ -97,18 +105,30 @@ class Inventory:
 
     def _requirements(self, name: str, extra: str, found: Closure) -> list[Requirement]:
         """What a distribution asks for with an extra, or without one."""
-        distribution = self.get(name)
-        result = []
-        for line in requires_of(distribution) if distribution is not None else []:
-            try:
-                requirement = Requirement(line)
-            except InvalidRequirement:
-                if (name, line) not in found.damaged:
-                    found.damaged.append((name, line))
-                continue
-            if _applies(requirement, extra) and (not extra or not _applies(requirement, "")):
-                result.append(requirement)
-        return result
+        requirements, damaged = self._lines(name)
+        found.damaged += [(name, line) for line in damaged if (name, line) not in found.damaged]
+        return [
+            each for each in requirements if _applies(each, extra) and (not extra or not _applies(each, ""))
+        ]
+
+    def _lines(self, name: str) -> tuple[list[Requirement], list[str]]:
+        """The requirements of a distribution, read once, and the lines that cannot be read."""
+        key = canonicalize_name(name)
+        if key not in self._read:
+            distribution = self.get(name)
+            self._read[key] = _parsed(requires_of(distribution) if distribution is not None else [])
+        return self._read[key]
+
+
+def _parsed(lines: list[str]) -> tuple[list[Requirement], list[str]]:
+    good: list[Requirement] = []
+    damaged: list[str] = []
+    for line in lines:
+        try:
+            good.append(Requirement(line))
+        except InvalidRequirement:
+            damaged.append(line)
+    return good, damaged
 
 
 def requires_of(distribution: Distribution) -> list[str]:

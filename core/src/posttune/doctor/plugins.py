@@ -184,7 +184,7 @@ def _pins(inventory: Inventory, wanted: Sequence[str], every: Sequence[str]) -> 
             continue
         for package in sorted(asked[first].keys() & asked[second].keys()):
             left, right = asked[first][package], asked[second][package]
-            if disjoint(left, right):
+            if left != right and disjoint(left, right):
                 cause = f"{first} requires {package}{left}, and {second} {package}{right}"
                 fix = f'one environment each: python -m venv a && a/bin/pip install "{first}[engine]"'
                 yield Finding("pins-disjoint", "warning", f"{first} and {second}", cause, fix)
