@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
+import sysconfig
+import venv
 from pathlib import Path
 
 import pytest
@@ -41,7 +44,7 @@ def run(*command: str | Path, cwd: Path, **environment: str) -> str:
         env={**os.environ, **environment},
         capture_output=True,
         text=True,
-        timeout=300,
+        timeout=2500,
         check=False,
     )
     assert done.returncode == 0, done.stdout + done.stderr
@@ -87,29 +90,76 @@ def test_types_are_clean(baked: dict[str, Path], tmp_path: Path) -> None:
     run(sys.executable, "-m", "mypy", *ours, *packages, cwd=tmp_path, MYPYPATH=str(ROOT / "core/src"))
 
 
-@pytest.mark.slow
-def test_their_own_tests_pass(baked: dict[str, Path], tmp_path: Path) -> None:
-    sources = os.pathsep.join(str(project / "src") for project in baked.values())
-    tests = [project / "tests" for project in baked.values()]
-    options = ("-q", "-p", "no:cacheprovider", "--rootdir", tmp_path, "-c", os.devnull)
-    output = run(sys.executable, "-m", "pytest", *options, *tests, cwd=tmp_path, PYTHONPATH=sources)
-    assert f"{len(KINDS)} passed" in output
+@pytest.fixture(scope="module")
+def fresh(baked: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The Python of a new environment: posttune from this tree and what the template made, none else of ours.
+
+    What others made is that of the environment that runs the tests, linked, so that nothing is fetched.
+    """
+    home = tmp_path_factory.mktemp("fresh") / "venv"
+    venv.create(home, with_pip=False)
+    (site,) = home.glob("lib/python*/site-packages")
+    linked = home / "others"
+    linked.mkdir()
+    for path in Path(sysconfig.get_path("purelib")).iterdir():
+        if "posttune" not in path.name and path.suffix != ".pth":
+            (linked / path.name).symlink_to(path)
+    (site / "others.pth").write_text(f"{linked}\n", encoding="utf-8")
+    python = home / "bin/python"
+    pip = ("pip", "--python", python, "install", "-q", "--no-deps", "--no-build-isolation", "--no-index")
+    run(sys.executable, "-m", *pip, ROOT / "core", *baked.values(), cwd=home, PYTHONPATH=str(linked))
+    return python
 
 
 @pytest.mark.install
 @pytest.mark.slow
-def test_installed_they_are_listed_and_their_options_shown(baked: dict[str, Path], tmp_path: Path) -> None:
-    site = tmp_path / "site"
-    pip = ("pip", "install", "-q", "--no-deps", "--no-build-isolation", "--no-index", "--target", site)
-    run(sys.executable, "-m", *pip, *baked.values(), cwd=tmp_path)
-    output = run(
-        sys.executable, "-m", "posttune", "plugins", "list", "--json", cwd=tmp_path, PYTHONPATH=str(site)
-    )
-    entries = {(entry["kind"], entry["name"]): entry for entry in json.loads(output)}
+def test_installed_they_are_listed_beside_posttune_alone(
+    fresh: Path, baked: dict[str, Path], tmp_path: Path
+) -> None:
+    output = run(fresh, "-m", "posttune", "plugins", "list", "--load", "--json", cwd=tmp_path)
+    entries = [entry for entry in json.loads(output) if entry["distribution"] != "posttune"]
+    found = {(entry["kind"], entry["name"], entry["distribution"], entry["status"]) for entry in entries}
+    assert found == {(kind, f"my_{kind}", f"posttune-my-{kind.replace('_', '-')}", "ready") for kind in KINDS}
+
+
+@pytest.mark.install
+@pytest.mark.slow
+@pytest.mark.timeout(3000)
+def test_their_own_tests_pass_and_the_kit_with_them(
+    fresh: Path, baked: dict[str, Path], tmp_path: Path
+) -> None:
+    """In one process, that imports torch once."""
+    options = ("-v", "-p", "no:cacheprovider", "--rootdir", tmp_path, "-c", os.devnull)
+    tests = [project / "tests" for project in baked.values()]
+    output = run(fresh, "-m", "pytest", *options, *tests, cwd=tmp_path, OMP_NUM_THREADS="1")
     for kind in KINDS:
-        entry = entries[kind, f"my_{kind}"]
-        assert entry["status"] == "ready", entry
-        assert entry["distribution"] == f"posttune-my-{kind.replace('_', '-')}"
+        found = re.findall(rf"test_my_{kind}\.py::(\S+) (\w+)", output)
+        assert {verdict for _, verdict in found} == {"PASSED"}, kind
+        assert sum(name.startswith("TestKit::") for name, _ in found) > 20, kind
+        assert any(not name.startswith("TestKit::") for name, _ in found), kind
+
+
+@pytest.mark.install
+@pytest.mark.slow
+def test_the_baked_reward_trains_in_the_quickstart_by_one_line(fresh: Path, tmp_path: Path) -> None:
+    """The line is added to the rewards that the quickstart names; everything else is as it stands."""
+    (tmp_path / "configs").symlink_to(ROOT / "configs")
+    run(fresh, "configs/quickstart/make_data.py", "runs/quickstart-data", cwd=tmp_path)
+    lines = (ROOT / "configs/quickstart.yaml").read_text(encoding="utf-8").splitlines()
+    place = lines.index("      rewards: &exact")
+    line = '        - {name: my_reward, options: {word: "1"}}'
+    changed = "\n".join([*lines[: place + 4], line, *lines[place + 4 :]]) + "\n"
+    (tmp_path / "mine.yaml").write_text(changed, encoding="utf-8")
+    small = ("sft.steps=10", "sft.evaluate.every=5", "grpo.steps=3", "grpo.batch.prompts=8")
+    limits = ("before.data={path: test, limit: 16}", "after.data={path: test, limit: 16}")
+    run(fresh, "-m", "posttune", "run", "mine.yaml", *small, *limits, cwd=tmp_path, OMP_NUM_THREADS="1")
+    text = (tmp_path / "runs/quickstart/metrics.jsonl").read_text(encoding="utf-8")
+    steps = [entry for entry in map(json.loads, text.splitlines()) if entry["stage"] == "grpo"]
+    assert len(steps) == 3
+    for step in steps:
+        both = step["reward/exact/mean"] + step["reward/my_reward/mean"]
+        assert step["reward/mean"] == pytest.approx(both)
+        assert step["grad_norm"] > 0
 
 
 @pytest.mark.parametrize("name", ["My", "9lives", "a-b", "class", "a__b", "", "ümlaut", "os.path"])
