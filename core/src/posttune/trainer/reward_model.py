@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -13,7 +11,6 @@ import torch
 from posttune.config.models import ModelConfig, RewardModelStage
 from posttune.data.dataset import SampleDataset
 from posttune.data.sampler import PositionSampler
-from posttune.distributed.ranks import Ranks
 from posttune.distributed.sharding import cuts, place
 from posttune.errors import DataError
 from posttune.memory.apply import apply_memory
@@ -34,55 +31,33 @@ from posttune.trainer._pairs import (
     pair_batches,
     read_pairs,
 )
+from posttune.trainer._supervised import SupervisedWork
 from posttune.trainer.checks import check_stage
-from posttune.trainer.loop import Position, StepOutput
-from posttune.trainer.metrics import Meter, note_memory, reset_peak_memory
-from posttune.trainer.optimizer import Stepper, make_stepper
-from posttune.trainer.schedule import learning_rate
+from posttune.trainer.loop import Position
+from posttune.trainer.metrics import Meter
+from posttune.trainer.optimizer import make_stepper
 from posttune.trainer.stage import Setup, train
 
 
+@dataclass(frozen=True)
+class Pairs:
+    """This rank's pairs of a step, and their number over all ranks: what its means are over."""
+
+    pairs: list[Pair]
+    total: int
+
+
 @dataclass
-class RewardModelWork:
-    """What a reward_model stage does in a step. Every rank does it for its own share of the pairs."""
+class RewardModelWork(SupervisedWork[RewardModelStage, Pairs]):
+    """What a reward_model stage does in a step; its sampler draws from ``rows``."""
 
-    config: RewardModelStage
-    total_steps: int
-    model: torch.nn.Module
-    dataset: SampleDataset
     rows: list[int]  # of the dataset, that are trained on
-    sampler: PositionSampler  # over ``rows``
-    stepper: Stepper
-    ranks: Ranks
 
-    def begin(self, position: Position) -> None:
-        """Nothing to prepare."""
-
-    def step(self, position: Position) -> StepOutput:
-        """Take the step that begins at ``position``."""
-        meter = Meter()
-        reset_peak_memory(self.ranks.device)
-        with meter.timed("step"):
-            pairs = self._pairs(position)
-            total = self._count(pairs, position)
-            lr = learning_rate(position.step, self.total_steps, self.config.optimizer)
-            with meter.timed("update"):
-                self._update(pairs, total, lr, meter)
-        meter.peak("lr", lr)
-        note_memory(meter)
-        metrics = meter.reduce(self.ranks)
-        metrics["tokens_per_s"] = metrics.pop("update/tokens", 0.0) / metrics["time/step_s"]
-        return StepOutput(metrics, self.config.batch_size)
-
-    def _pairs(self, position: Position) -> list[Pair]:
-        """This rank's share of the step's pairs."""
-        drawn = self.sampler.indices(position.consumed, self.config.batch_size)
-        rows = [self.rows[place] for place in drawn]
-        lengths = self.dataset.lengths[rows] + self.dataset.rejected_lengths[rows]
-        return read_pairs(self.dataset, even_share(self.ranks, rows, lengths.tolist()))
-
-    def _count(self, pairs: list[Pair], position: Position) -> int:
-        """Pairs of the step over all ranks: what its means are over."""
+    def read(self, position: Position) -> Pairs:
+        """Pairs of two equal answers are left out."""
+        rows = [self.rows[place] for place in self.drawn(position)]
+        lengths = self.dataset.tokens_of(rows, "input_ids", "rejected_ids")
+        pairs = read_pairs(self.dataset, even_share(self.ranks, rows, lengths))
         total = int(self.ranks.sum(torch.tensor(len(pairs), dtype=torch.float64)))
         if total == 0:
             raise DataError(
@@ -91,38 +66,23 @@ class RewardModelWork:
                 who=str(self.dataset.folder),
                 fix="leave such rows out of the data, or raise max_length if it cut the difference off",
             )
-        return total
+        return Pairs(pairs, total)
 
-    def _update(self, pairs: list[Pair], total: int, lr: float, meter: Meter) -> None:
-        self.model.train()
-        loss = torch.zeros((), dtype=torch.float64, device=self.ranks.device)
-        self.stepper.begin(lr)
-        for batch in pair_batches(pairs, self.config.packing, self.ranks, meter):
-            margin = margins(self.model, batch)
-            part = bradley_terry(margin).sum() / total
+    def backward(self, batch: Pairs, meter: Meter) -> torch.Tensor:
+        """The gradients of the Bradley-Terry loss."""
+        loss = self.nothing()
+        for packed in pair_batches(batch.pairs, self.config.packing, self.ranks, meter):
+            margin = margins(self.model, packed)
+            part = bradley_terry(margin).sum() / batch.total
             torch.autograd.backward(part)
             loss += part.detach()
             meter.mean("accuracy", agreement(margin.detach()).sum(), len(margin))
             meter.mean("margin", margin.detach().double().sum(), len(margin))
-        summed = float(self.ranks.sum(loss))
-        meter.mean("grad_norm", self.stepper.step(lr, summed))
-        meter.mean("loss", summed)
-        meter.peak("update/nonfinite_steps", int(self.stepper.in_a_row > 0))
-
-    def nonfinite_in_a_row(self) -> int:
-        """Optimiser steps skipped since the last that was taken."""
-        return self.stepper.in_a_row
-
-    def state(self) -> dict[str, Any]:
-        """Nothing: everything follows from the position."""
-        return {}
-
-    def load_state(self, state: Mapping[str, Any]) -> None:
-        """Nothing to take back."""
+        return loss
 
 
 def run_reward_model(stage: RewardModelStage, context: StageContext) -> StageResult:
-    """Train on the pairs; see ``RewardModelWork.step`` for what a step does."""
+    """Train on the pairs; see ``SupervisedWork.step`` for what a step does."""
     check_stage(context.name, stage, world=context.ranks.data_world)
     return train(prepare(stage, context), context)
 

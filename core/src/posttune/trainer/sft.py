@@ -2,18 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 
 from posttune.config.models import SftStage
-from posttune.data.dataset import SampleDataset
 from posttune.data.packing import ModelBatch, TokenSequence
-from posttune.data.sampler import PositionSampler
-from posttune.distributed.ranks import Ranks
 from posttune.errors import DataError
 from posttune.loss.aggregate import aggregate
 from posttune.memory.ledger import LEDGER
@@ -21,52 +16,39 @@ from posttune.models.forward import response_logprobs
 from posttune.run.stages import StageContext, StageResult
 from posttune.trainer._batch import even_share, model_batches
 from posttune.trainer._inputs import load_data, load_stage_model
+from posttune.trainer._supervised import SupervisedWork
 from posttune.trainer.checks import check_stage
-from posttune.trainer.loop import Position, StepOutput
-from posttune.trainer.metrics import Meter, note_memory, reset_peak_memory
-from posttune.trainer.optimizer import Stepper, make_stepper
-from posttune.trainer.schedule import learning_rate
+from posttune.trainer.loop import Position
+from posttune.trainer.metrics import Meter
+from posttune.trainer.optimizer import make_stepper
 from posttune.trainer.stage import Setup, train
 from posttune.trainer.validation import make_validation
 from posttune.types import Totals
 
 
-@dataclass
-class SftWork:
-    """What an SFT stage does in a step. Every rank does it for its own share of the sequences."""
+@dataclass(frozen=True)
+class Answers:
+    """This rank's sequences of a step, and the counts over all ranks."""
 
-    config: SftStage
-    total_steps: int
-    model: torch.nn.Module
-    dataset: SampleDataset
-    sampler: PositionSampler
-    stepper: Stepper
-    ranks: Ranks
+    sequences: list[TokenSequence]
+    totals: Totals
 
-    def begin(self, position: Position) -> None:
-        """Nothing to prepare."""
 
-    def step(self, position: Position) -> StepOutput:
-        """Take the step that begins at ``position``."""
-        meter = Meter()
-        reset_peak_memory(self.ranks.device)
-        with meter.timed("step"):
-            sequences = self._sequences(position)
-            totals = self._totals(sequences, position)
-            lr = learning_rate(position.step, self.total_steps, self.config.optimizer)
-            with meter.timed("update"):
-                self._update(sequences, totals, lr, meter)
-        meter.peak("lr", lr)
-        note_memory(meter)
-        metrics = meter.reduce(self.ranks)
-        metrics["tokens_per_s"] = metrics.pop("update/tokens", 0.0) / metrics["time/step_s"]
-        return StepOutput(metrics, self.config.batch_size)
+class SftWork(SupervisedWork[SftStage, Answers]):
+    """What an SFT stage does in a step."""
+
+    def read(self, position: Position) -> Answers:
+        """This rank's sequences, of about as many tokens as every other's."""
+        sequences = self._sequences(position)
+        return Answers(sequences, self._totals(sequences, position))
 
     def _sequences(self, position: Position) -> list[TokenSequence]:
         """This rank's share; rows with nothing to predict are left out, as they are of every count."""
-        drawn = self.sampler.indices(position.consumed, self.config.batch_size)
-        indices = even_share(self.ranks, drawn, self.dataset.lengths[drawn].tolist())
-        rows = [self.dataset[index] for index in indices]
+        drawn = self.drawn(position)
+        rows = [
+            self.dataset[row]
+            for row in even_share(self.ranks, drawn, self.dataset.tokens_of(drawn, "input_ids"))
+        ]
         sequences = [TokenSequence.from_mask(row["input_ids"], row["loss_mask"]) for row in rows]
         return [sequence for sequence in sequences if sequence.response_length]
 
@@ -81,33 +63,18 @@ class SftWork:
             )
         return Totals(tokens=int(counts[0]), sequences=int(counts[1]))
 
-    def _update(self, sequences: list[TokenSequence], totals: Totals, lr: float, meter: Meter) -> None:
-        self.model.train()
-        loss = torch.zeros((), dtype=torch.float64, device=self.ranks.device)
-        self.stepper.begin(lr)
-        for batch in model_batches(sequences, self.config.packing, self.ranks, meter):
-            part = cross_entropy(self.model, batch, totals)
+    def backward(self, batch: Answers, meter: Meter) -> torch.Tensor:
+        """The gradients of the cross-entropy."""
+        loss = self.nothing()
+        for packed in model_batches(batch.sequences, self.config.packing, self.ranks, meter):
+            part = cross_entropy(self.model, packed, batch.totals)
             torch.autograd.backward(part)
             loss += part.detach()
-        total = float(self.ranks.sum(loss))
-        meter.mean("grad_norm", self.stepper.step(lr, total))
-        meter.mean("loss", total)
-        meter.peak("update/nonfinite_steps", int(self.stepper.in_a_row > 0))
-
-    def nonfinite_in_a_row(self) -> int:
-        """Optimiser steps skipped since the last that was taken."""
-        return self.stepper.in_a_row
-
-    def state(self) -> dict[str, Any]:
-        """Nothing: everything follows from the position."""
-        return {}
-
-    def load_state(self, state: Mapping[str, Any]) -> None:
-        """Nothing to take back."""
+        return loss
 
 
 def run_sft(stage: SftStage, context: StageContext) -> StageResult:
-    """Train on the dataset's responses; see ``SftWork.step`` for what a step does."""
+    """Train on the dataset's responses; see ``SupervisedWork.step`` for what a step does."""
     check_stage(context.name, stage, world=context.ranks.data_world)
     with ExitStack() as stack:
         return train(prepare(stage, context, stack), context)
