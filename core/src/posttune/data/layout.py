@@ -27,8 +27,10 @@ TOKEN_COLUMNS = ("prompt_ids", "input_ids", "loss_mask", "rejected_ids")
 EXTRA = "columns"  # the other columns of the source, one JSON object a row
 FILE, ROW = "source_file", "source_row"  # index into meta's sources; row there, from 1
 
-_NEEDED = ("fingerprint", "rows", "bytes", "columns", "lengths", "duplicates", "warnings")
-_NEEDED += ("rejected", "sources", "tokenizer", "template", "max_length", "truncation")  # in meta.json
+_NEEDED = (
+    *("fingerprint", "rows", "bytes", "columns", "lengths", "duplicates", "warnings", "rejected", "sources"),
+    *("tokenizer", "template", "max_length", "truncation"),
+)
 _TOKEN_TYPES = {
     "prompt_ids": pa.list_(pa.int32()),  # what a rollout continues; a prefix of input_ids
     "input_ids": pa.list_(pa.int32()),

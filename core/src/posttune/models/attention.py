@@ -10,13 +10,14 @@ from __future__ import annotations
 
 import importlib.util
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, Literal
 
 import torch
-from transformers import AttentionInterface, AttentionMaskInterface
+from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 
@@ -82,6 +83,20 @@ def register(name: str) -> str:
     return name
 
 
+@contextmanager
+def where_it_lies(model: PreTrainedModel) -> Iterator[None]:
+    """Inside the block a model that waits on the host computes there, with sdpa: kernels need the GPU."""
+    name = model.config._attn_implementation
+    if model.device.type != "cpu" or name not in (VARLEN, PACKED):
+        yield
+        return
+    model.set_attn_implementation("sdpa")
+    try:
+        yield
+    finally:
+        model.set_attn_implementation(name)
+
+
 def varlen_mask(*arguments: Any, **options: Any) -> torch.Tensor | None:
     """No mask where the kernel serves: no padding, no cache, no window. Else sdpa's."""
     plain = options.get("attention_mask") is None and options.get("local_size") is None
@@ -90,9 +105,16 @@ def varlen_mask(*arguments: Any, **options: Any) -> torch.Tensor | None:
     return sdpa_mask(*arguments, **options)
 
 
-def flash_forward(*arguments: Any, **options: Any) -> tuple[torch.Tensor, None]:
+def flash_forward(
+    module: torch.nn.Module,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attention_mask: torch.Tensor | None,
+    **options: Any,
+) -> tuple[torch.Tensor, None]:
     """The same as `varlen_forward` with the kernel of the package flash-attn."""
-    return varlen_forward(*arguments, **options, kernel=_flash)
+    return varlen_forward(module, query, key, value, attention_mask, **{**options, "kernel": _flash})
 
 
 def varlen_forward(
