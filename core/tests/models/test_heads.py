@@ -10,6 +10,7 @@ import torch
 from posttune.config.models import LoraConfig, ModelConfig
 from posttune.data.packing import ModelBatch, TokenSequence, collate, plan
 from posttune.errors import ModelError
+from posttune.models.attention import VARLEN, register
 from posttune.models.heads import add_head, choose_padding
 from posttune.models.load import load_model, new_model
 from posttune.models.load_scalar import load_critic, load_reward_model
@@ -156,6 +157,14 @@ def test_a_model_that_mixes_packed_sequences_is_refused() -> None:
     model = JambaForSequenceClassification(config)
     with pytest.raises(ModelError, match="does not keep the sequences of a packed row apart"):
         check_packing(model, who="model jamba")
+
+
+def test_a_model_for_a_gpu_is_checked_while_it_waits_on_the_host(folder: Path) -> None:
+    # A kernel for GPUs cannot run there; a critic that is offloaded from the start is loaded so.
+    model = load_reward_model(ModelConfig(), folder, seed=0).model
+    model.set_attn_implementation(register(VARLEN))
+    check_packing(model, who="model")
+    assert model.config._attn_implementation == VARLEN
 
 
 def test_padding_is_never_what_ends_a_sequence(folder: Path) -> None:

@@ -10,6 +10,7 @@ from torch.nn import functional
 
 from posttune.errors import ModelError
 from posttune.memory.activations import saving
+from posttune.models.attention import where_it_lies
 from posttune.models.heads import check_scalar
 from posttune.models.lora import inner_model
 
@@ -72,7 +73,8 @@ def check_packing(model: nn.Module, *, who: str) -> None:
     device = next(model.parameters()).device
     ids = torch.tensor(_PROBE, device=device) % inner_model(model).config.get_text_config().vocab_size
     positions = torch.tensor([[0, 1, 0, 1]] * 2, device=device)
-    hidden = hidden_states(model, ids, positions).float()
+    with where_it_lies(inner_model(model)):
+        hidden = hidden_states(model, ids, positions).float()
     leak = (hidden[0, 2:] - hidden[1, 2:]).abs().max() / hidden.abs().max()
     if float(leak) > _LEAK:
         raise ModelError(
