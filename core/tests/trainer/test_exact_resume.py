@@ -6,71 +6,154 @@ import json
 import signal
 import subprocess
 import sys
-import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 import trainer_toy as toy
 from posttune.data.conversion import ConvertRequest, convert
 from posttune.errors import CheckpointError, Interrupted
+from posttune.facade.rollout import RolloutEngine
 from posttune.run.stages import InterruptFlag
+from posttune.types import Request
 
 RUN = """
-import json, sys, torch
+import json, os, signal, sys, torch
 torch.set_num_threads(1)
 sys.path.insert(0, sys.argv[1])
 from pathlib import Path
 import trainer_toy as toy
-toy.run_stage(Path(sys.argv[2]), json.loads(sys.argv[3]))
+from posttune.facade import Observers
+from posttune.run.stages import InterruptFlag
+number, place, count = int(sys.argv[4]), sys.argv[5], int(sys.argv[6])
+owner = Observers if place == "step" else torch.autograd
+function, calls = getattr(owner, place), []
+def watched(*args, **kwargs):
+    result = function(*args, **kwargs)
+    calls.append(1)
+    if len(calls) == count:
+        os.kill(os.getpid(), number)
+    return result
+setattr(owner, place, watched)
+with InterruptFlag().installed() as flag:
+    toy.run_stage(Path(sys.argv[2]), json.loads(sys.argv[3]), interrupt=flag, observers=toy.EVERYTHING)
 """
 
 
-def start(output: Path, stage: dict[str, Any]) -> subprocess.Popen[bytes]:
+def struck(output: Path, stage: dict[str, Any], number: signal.Signals, place: str, count: int) -> int:
+    """Run the stage in a process of its own, which gets a signal after the ``count``-th call of ``place``.
+
+    ``place``: "step", when the line of a step is written, or "backward", of one micro-batch.
+    Returns the exit status.
+    """
     here = str(Path(__file__).parent)
-    return subprocess.Popen([sys.executable, "-c", RUN, here, str(output), json.dumps(stage)])
-
-
-def kill_after(process: subprocess.Popen[bytes], output: Path, step: int) -> None:
-    """SIGKILL once the line of ``step`` has been written."""
-    deadline = time.monotonic() + 120
-    path = output / "metrics.jsonl"
-    while not (path.exists() and len(path.read_text().splitlines()) >= step):
-        assert process.poll() is None, "it ended before it was killed"
-        assert time.monotonic() < deadline
-        time.sleep(0.002)
-    process.send_signal(signal.SIGKILL)
-    process.wait()
+    command = [sys.executable, "-c", RUN, here, str(output), json.dumps(stage)]
+    done = subprocess.run([*command, str(int(number)), place, str(count)], check=False, timeout=500)
+    return done.returncode
 
 
 def stages(task: Path, kind: str) -> dict[str, Any]:
-    """8 steps through 24 rows: the resume lies in the second epoch."""
-    checkpoint = {"checkpoint": {"every": 2}}
+    """8 steps through 24 rows: the resume lies in the second epoch, and in the middle of a schedule."""
+    scheduled = {"optimizer": {"lr": 1e-3, "warmup_steps": 6, "schedule": "cosine"}}
+    common = {"steps": 8, "checkpoint": {"every": 2}, **scheduled}
     if kind == "sft":
-        return toy.sft(task, steps=8, **checkpoint)
+        return toy.sft(task, **common)
+    adaptive = {"coef": 0.05, "target": 0.01, "horizon": 500}
+    if kind == "grpo":
+        return toy.rl(
+            task, batch={"prompts": 6, "mini_batches": 2}, kl={"where": "loss", **adaptive}, **common
+        )
     return toy.rl(
         task,
-        steps=8,
-        batch={"prompts": 6, "mini_batches": 2},
-        kl={"where": "loss", "coef": 0.05, "target": 0.01, "horizon": 500},
-        **checkpoint,
+        batch={"prompts": 6, "mini_batches": 2, "epochs": 2},
+        advantage={"name": "gae"},
+        critic={"warmup_steps": 1, "optimizer": {"lr": 1e-2, "warmup_steps": 6}},
+        kl={"where": "reward", "estimator": "k1", **adaptive},
+        **common,
     )
 
 
+KINDS = ["sft", "grpo", "ppo"]
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", ["sft", "rl"])
-def test_killed_and_resumed_equals_never_stopped(task: Path, tmp_path: Path, kind: str) -> None:
-    stage = stages(task, kind)
+@pytest.mark.parametrize("background", [False, True], ids=["at-once", "background"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_killed_and_resumed_equals_never_stopped(
+    task: Path, tmp_path: Path, kind: str, background: bool
+) -> None:
+    stage = toy.merged(stages(task, kind), {"checkpoint": {"async_save": background}})
     whole, parts = tmp_path / "whole", tmp_path / "parts"
-    toy.run_stage(whole, stage)
-    kill_after(start(parts, stage), parts, 5)
-    assert len(toy.metrics(parts)) >= 5
-    assert not (parts / "checkpoints" / "global_step_8").exists()
-    toy.run_stage(parts, stage, resume=True)
+    toy.run_stage(whole, stage, observers=toy.EVERYTHING)
+    assert struck(parts, stage, signal.SIGKILL, "step", 5) == -signal.SIGKILL
+    assert len(toy.metrics(parts)) == 5
+    assert {path.name for path in (parts / "checkpoints").glob("global*")} <= {
+        "global_step_2",
+        "global_step_4",
+    }
+    toy.run_stage(parts, stage, resume=True, observers=toy.EVERYTHING)
     toy.assert_same_run(whole, parts, 8)
+    points = [toy.points(folder) for folder in (whole, parts)]
+    assert len(points[0]) > 8 * 3
+    assert points[0] == points[1]
+    if kind != "sft":
+        coefficients = {line["kl_coef"] for line in toy.metrics(whole)}
+        assert len(coefficients) > 3  # the controller did move
 
 
-@pytest.mark.parametrize("kind", ["sft", "rl"])
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_between_micro_batches_ends_the_step_and_saves(
+    task: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: signal.Signals
+) -> None:
+    few = {"packing": {"micro_batch_tokens": 24}, "checkpoint": {"every": 0}}
+    stage = toy.merged(stages(task, "sft"), few)
+    calls: list[int] = []
+    backward = torch.autograd.backward
+
+    def counted(*args: Any, **kwargs: Any) -> None:
+        calls.append(1)
+        backward(*args, **kwargs)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(torch.autograd, "backward", counted)
+        toy.run_stage(tmp_path / "whole", stage)
+    assert len(calls) >= 2 * 8  # micro-batches of 8 steps
+    parts = tmp_path / "parts"
+    assert struck(parts, stage, number, "backward", len(calls) // 2 + 1) == 1
+    steps = [line["step"] for line in toy.metrics(parts)]
+    assert steps == list(range(1, len(steps) + 1))
+    assert 2 < len(steps) < 7
+    assert [path.name for path in (parts / "checkpoints").iterdir()] == [f"global_step_{len(steps)}"]
+    toy.run_stage(parts, stage, resume=True)
+    toy.assert_same_run(tmp_path / "whole", parts, 8)
+
+
+@pytest.mark.parametrize("kind", ["grpo", "ppo"])
+def test_a_resume_asks_the_engine_for_what_is_new_alone(
+    task: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    asked: list[list[tuple[tuple[int, ...], int]]] = []
+    generate = RolloutEngine.generate
+
+    def noted(self: RolloutEngine, requests: Sequence[Request], sampling: Any) -> Any:
+        asked.append([(tuple(request.prompt_ids), request.seed) for request in requests])
+        return generate(self, requests, sampling)
+
+    monkeypatch.setattr(RolloutEngine, "generate", noted)
+    stage = toy.merged(stages(task, kind), {"steps": 4, "checkpoint": {"every": 0}})
+    toy.run_stage(tmp_path / "whole", stage)
+    whole, asked[:] = list(asked), []
+    interrupted(tmp_path / "parts", stage)
+    assert asked == whole[:1]
+    toy.run_stage(tmp_path / "parts", stage, resume=True)
+    assert len(whole) == 4
+    assert asked == whole
+
+
+@pytest.mark.parametrize("kind", KINDS)
 def test_interrupted_leaves_a_checkpoint_and_goes_on(task: Path, tmp_path: Path, kind: str) -> None:
     stage = toy.merged(stages(task, kind), {"steps": 4, "checkpoint": {"every": 0}})
     toy.run_stage(tmp_path / "whole", stage)

@@ -25,6 +25,7 @@ from posttune.trainer.loop import Position
 from posttune.trainer.stage import Setup
 
 TIMES = ("time/", "memory/")
+EVERYTHING = ("jsonl", "rollouts", "tensorboard")
 REWARDS = '''
 def letters(prompt, response):
     """More lower-case letters are better."""
@@ -144,6 +145,24 @@ def comparable(line: Mapping[str, Any]) -> dict[str, Any]:
 def rollouts(output: Path) -> dict[str, pa.Table]:
     """The tables of samples by file name."""
     return {path.name: pq.read_table(path) for path in sorted((output / "rollouts").glob("*.parquet"))}
+
+
+def points(output: Path) -> list[tuple[str, int, float]]:
+    """The points of TensorBoard's curves by name and step, without what differs from run to run.
+
+    From the files themselves: a reader makes its own of steps that come twice.
+    """
+    from posttune.observers import _events
+    from tensorboard.compat.proto.event_pb2 import Event
+
+    found = []
+    for path in (output / "tensorboard").rglob("*.tfevents.*"):
+        for event in map(Event.FromString, _events.read(path)):
+            for value in event.summary.value:
+                if comparable({value.tag: 0}) and not value.tag.startswith("_hparams_"):
+                    scalar = value.tensor.float_val[0] if value.tensor.float_val else value.simple_value
+                    found.append((value.tag, event.step, scalar))
+    return sorted(found)
 
 
 def prepared(output: Path, stage: Mapping[str, Any], stack: ExitStack, **options: Any) -> Setup:
