@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 from pathlib import Path
 
 import pytest
@@ -76,3 +77,17 @@ def test_a_stage_without_global_steps_replaces_its_own_lines_alone(tmp_path: Pat
 @pytest.mark.parametrize("outcome", ["finished", "failed", "interrupted"])
 def test_it_can_end_without_having_begun(outcome: str) -> None:
     JsonlObserver(JsonlConfig()).observer_run_end(outcome=Outcome("rl", outcome, 0))  # type: ignore[arg-type]
+
+
+def test_lines_are_on_the_disk_once_a_checkpoint_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    flushed: list[str] = []
+    monkeypatch.setattr(
+        os, "fsync", lambda number: flushed.append(str(Path(f"/proc/self/fd/{number}").readlink()))
+    )
+    observer = started(tmp_path)
+    write(observer, 1)
+    observer.observer_checkpoint()
+    assert flushed == [str((tmp_path / "metrics.jsonl").resolve())]
+    observer.observer_run_end(outcome=Outcome("rl", "finished", 1))
+    observer.observer_checkpoint()  # an observer may be told late
+    assert len(flushed) == 1

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING, TextIO
 
@@ -49,6 +50,12 @@ class JsonlObserver:
             return
         finite = {name: value for name, value in metrics.items() if math.isfinite(value)}
         self._file.write(json.dumps({"stage": stage, "step": step} | finite) + "\n")
+
+    @hookimpl
+    def observer_checkpoint(self) -> None:
+        """A checkpoint outlives a power failure, and so do the lines that led to it."""
+        if self._file is not None:
+            os.fsync(self._file.fileno())
 
     @hookimpl
     def observer_run_end(self, outcome: Outcome) -> None:  # noqa: ARG002 (the hook's argument)
