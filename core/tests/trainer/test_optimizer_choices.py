@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 import trainer_toy as toy
+from optimizer_libraries import need
 from posttune.config.models import OptimizerConfig
 from posttune.distributed.ranks import Ranks
 from posttune.errors import Interrupted, UserError
@@ -20,7 +21,6 @@ from posttune.trainer.optimizer import Stepper, make_stepper
 from pydantic import ValidationError
 from torch import nn
 
-LIBRARY = {"torchao": "torchao", "bnb": "bitsandbytes"}
 NAMES = [
     "adamw",
     "adafactor",
@@ -29,13 +29,6 @@ NAMES = [
     "torchao_adamw_4bit",
     "bnb_adamw_8bit",
 ]
-
-
-def need(name: str) -> None:
-    """Skip where the library is not installed."""
-    library = LIBRARY.get(name.partition("_")[0])
-    if library is not None:
-        pytest.importorskip(library)
 
 
 def layers(dtype: torch.dtype = torch.float32) -> nn.Module:
@@ -153,7 +146,7 @@ def test_rounding_by_chance_is_for_torchao_and_bfloat16() -> None:
 
 def test_small_updates_count_on_average_when_rounded_by_chance() -> None:
     """An update of a hundredth of a weight's last bit: rounded to nearest it is always lost."""
-    pytest.importorskip("torchao")
+    need("torchao")
     means = {}
     for rounding in (False, True):
         model = nn.Linear(256, 64, bias=False).to(torch.bfloat16)
@@ -166,9 +159,29 @@ def test_small_updates_count_on_average_when_rounded_by_chance() -> None:
         for _ in range(20):
             model.weight.grad = torch.ones_like(model.weight)
             stepper.step(4e-5, 0.0)
-        means[rounding] = float(model.weight.double().mean())
+        means[rounding] = float(model.weight.detach().double().mean())
     assert means[False] == 1.0
     assert means[True] == pytest.approx(1 - 20 * 4e-5, abs=2e-4)
+
+
+def test_eight_bits_and_rounding_by_chance_lose_nothing_beside_float32() -> None:
+    """The loss after 60 steps is that of float32 AdamW; with plain rounding the weights stand still."""
+    need("torchao")
+    chosen: dict[str, tuple[torch.dtype, dict[str, Any]]] = {
+        "float32": (torch.float32, {"name": "adamw"}),
+        "8 bits": (torch.bfloat16, {"name": "torchao_adamw_8bit", "stochastic_rounding": True}),
+        "plain": (torch.bfloat16, {"name": "torchao_adamw_8bit"}),
+    }
+    torch.manual_seed(1)
+    inputs = torch.randn(16, 128)
+    losses = {"before": float((layers()(inputs) - inputs).square().mean().detach())}
+    for label, (dtype, fields) in chosen.items():
+        config = OptimizerConfig.model_validate({**fields, "lr": 1e-4, "betas": [0.9, 0.95]})
+        model, _ = trained(config, steps=60, dtype=dtype)
+        losses[label] = float((model.float()(inputs) - inputs).square().mean().detach())
+    fall = losses["before"] - losses["float32"]
+    assert abs(losses["8 bits"] - losses["float32"]) < 0.05 * fall
+    assert abs(losses["plain"] - losses["float32"]) > 2 * abs(losses["8 bits"] - losses["float32"])
 
 
 @pytest.mark.parametrize(
@@ -205,8 +218,7 @@ def test_making_the_state_leaves_the_weights_alone(name: str) -> None:
 def test_moments_take_the_bytes_that_are_promised() -> None:
     weights = sum(param.numel() for param in layers().parameters())
     for name, bytes_each in (("adamw", 8.0), ("torchao_adamw_8bit", 2.0), ("bnb_adamw_8bit", 2.0)):
-        if name != "adamw" and importlib.util.find_spec(LIBRARY[name.partition("_")[0]]) is None:
-            continue
+        need(name)
         _, stepper = trained(OptimizerConfig.model_validate({"name": name}), steps=1)
         assert state_bytes(stepper.optimizer) / weights == pytest.approx(bytes_each, rel=0.25)
     assert not plain_state({"step": 3})

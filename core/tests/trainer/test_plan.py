@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 import trainer_toy as toy
+from optimizer_libraries import need
 from posttune.cli.main import main
 from posttune.config.load import dump_yaml
 from posttune.config.models import LoraConfig, ModelConfig, RunConfig
@@ -90,9 +91,7 @@ def test_adapters_and_critics_have_the_parameters_that_are_trained(task: Path) -
 
 @pytest.mark.parametrize("name", ["adamw", "adafactor", "torchao_adamw_8bit", "bnb_adamw_8bit"])
 def test_a_plan_is_what_the_ledger_measures(task: Path, tmp_path: Path, name: str) -> None:
-    for start, library in (("torchao", "torchao"), ("bnb", "bitsandbytes")):
-        if name.startswith(start):
-            pytest.importorskip(library)
+    need(name)
     optimizer = {"name": name}
     stage = toy.rl(
         task,

@@ -75,11 +75,9 @@ def document(plan: StagePlan, device: int | None) -> dict[str, Any]:
 
 def _show(plan: StagePlan, device: int | None) -> None:
     names = list(dict.fromkeys(name for phase in plan.phases for name in phase.parts))
-    rows = [
-        [phase.name, *(_gib(phase.parts.get(name)) for name in names), _gib(phase.total)]
-        for phase in plan.phases
-    ]
-    print_table(["GiB on each GPU", *names, "total"], rows, title=plan.stage)
+    rows = [[name, *(_gib(phase.parts.get(name)) for phase in plan.phases)] for name in names]
+    rows.append(["total", *(_gib(phase.total) for phase in plan.phases)])
+    print_table(["GiB on each GPU", *(phase.name for phase in plan.phases)], rows, title=plan.stage)
     peak = plan.peak
     click.echo(f"most in {peak.name}: {peak.total / GIB:.2f} GiB; on the host {plan.host / GIB:.2f} GiB")
     if device is not None:
