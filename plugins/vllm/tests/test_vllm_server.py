@@ -30,7 +30,7 @@ pytestmark = pytest.mark.engine
 
 EXTENSION = ("--worker-extension-cls", "posttune_vllm.worker.WorkerExtension")
 MODE = ("--logprobs-mode", "processed_logprobs")
-START_S = 240.0
+START_S = 540.0
 
 
 class Launched:
@@ -70,7 +70,7 @@ class Launched:
 
 class TestServer(RolloutSuite):
     backend = "vllm"
-    options: ClassVar[Mapping[str, Any]] = {}
+    options: ClassVar[Mapping[str, Any]] = {"server": "http://127.0.0.1:9"}  # until one is launched
     launched: ClassVar[Launched | None] = None
 
     @classmethod
@@ -79,8 +79,8 @@ class TestServer(RolloutSuite):
         if cls.launched is not None:
             cls.launched.kill()
         cls.launched = Launched(folder, *MODE, *EXTENSION)
-        cls.launched.wait()
         cls.options = {"server": cls.launched.url, "retries": 2}
+        cls.launched.wait()
 
     @classmethod
     def teardown_class(cls) -> None:
@@ -93,8 +93,9 @@ class TestServer(RolloutSuite):
     def bench(self, tmp_path_factory: pytest.TempPathFactory) -> Bench:
         cls = type(self)
         if cls._bench is None:
-            cls._bench = Bench(self, tmp_path_factory.mktemp("rollout") / "model")
-            cls.serve(cls._bench.folder)
+            made = Bench(self, tmp_path_factory.mktemp("rollout") / "model")
+            cls.serve(made.folder)
+            cls._bench = made
         cls._bench.reset()
         return cls._bench
 
@@ -105,8 +106,10 @@ class TestServer(RolloutSuite):
             yield mine
 
     def test_tied_embeddings(self, bench: Bench) -> None:
-        super().test_tied_embeddings(bench)
-        self.serve(bench.folder)
+        try:
+            super().test_tied_embeddings(bench)
+        finally:
+            self.serve(bench.folder)
 
     def test_weights_come_by_way_of_a_shared_folder(self, bench: Bench, tmp_path: Path) -> None:
         bench.close()
@@ -117,6 +120,7 @@ class TestServer(RolloutSuite):
         with build_rollout(reference) as engine:
             engine.start(bench.context())
             engine.load_weights(iter(bench.original.items()), 7)
+            assert engine.info.server
             (answer,) = engine.generate(requests()[:1], Sampling(max_new_tokens=3))
             assert answer.weight_version == 7
             assert list(tmp_path.rglob("*.safetensors")) == []
