@@ -81,7 +81,9 @@ class Member:
         """The error for a hook that raised."""
         notes = "".join(f" ({note})" for note in getattr(error, "__notes__", ()))
         what = f"{hook} raised {type(error).__name__}: {error}{notes}{about}"
-        fix = f"mend what it runs (POSTTUNE_TRACEBACK=1 shows where), or tell {self.author}"
+        fix = "mend what it runs (POSTTUNE_TRACEBACK=1 shows where)"
+        if not notes.startswith(" (at "):  # else the place is the user's own
+            fix += f", or tell {self.author}"
         return PluginCallError(what, plugin=self.id, fix=fix)
 
     def wrong(self, hook: str, what: str) -> PluginReturnError:

@@ -6,14 +6,14 @@ import inspect
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any
 
-from pydantic import Field, field_validator
+from pydantic import Field
 
 from posttune.config.models import Strict
 from posttune.errors import UserError
 from posttune.hookspecs import hookimpl
 from posttune.nearest import nearest
 from posttune.reward.calls import SIGNATURES, Answers, Binding, bind
-from posttune.reward.loading import load_object
+from posttune.reward.loading import ObjectPath, load_object
 from posttune.reward.scoring import TOTAL
 from posttune.types import Needs, Sample, Score
 
@@ -21,19 +21,11 @@ from posttune.types import Needs, Sample, Score
 class FunctionConfig(Strict):
     """Which function, and how its dimensions weigh."""
 
-    path: str = Field(description='"file.py:name" or "package.module:name".')
+    path: ObjectPath = Field(description='"file.py:name" or "package.module:name".')
     weights: dict[str, float] | None = Field(
         None,
         description="Weight of each dimension of a dict; the reward is the weighted sum (else the sum).",
     )
-
-    @field_validator("path")
-    @classmethod
-    def _names_an_object(cls, value: str) -> str:
-        place, _, name = value.rpartition(":")
-        if not place or not name:
-            raise ValueError("write file.py:name or package.module:name")
-        return value
 
 
 class FunctionReward:

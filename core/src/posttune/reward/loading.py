@@ -10,7 +10,9 @@ import threading
 import traceback
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import Annotated, Any
+
+from pydantic import AfterValidator
 
 from posttune.errors import UserError
 from posttune.nearest import nearest
@@ -18,6 +20,17 @@ from posttune.nearest import nearest
 _loading = threading.RLock()
 _folders: list[Path] = []
 _refused: set[Path] = set()
+
+
+def _names_an_object(value: str) -> str:
+    place, _, name = value.rpartition(":")
+    if not place or not name:
+        raise ValueError("write file.py:name or package.module:name")
+    return value
+
+
+ObjectPath = Annotated[str, AfterValidator(_names_an_object)]
+"""A field of a configuration that names an object."""
 
 
 def also_look_in(folder: Path) -> None:

@@ -7,13 +7,13 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Self
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import Field, model_validator
 
 from posttune.config.base import NonNegativeFloat, Positive, Strict
 from posttune.errors import DataError, UserError
 from posttune.hookspecs import hookimpl
 from posttune.nearest import nearest
-from posttune.reward.loading import load_object
+from posttune.reward.loading import ObjectPath, load_object
 from posttune.reward.scoring import dimensions, scalar
 from posttune.types import Reward, Sample, Score
 
@@ -162,16 +162,8 @@ class PerDimension:
 class FunctionManagerConfig(Strict):
     """Which class."""
 
-    path: str = Field(description='"file.py:Class" or "package.module:Class".')
+    path: ObjectPath = Field(description='"file.py:Class" or "package.module:Class".')
     options: dict[str, Any] = Field(default_factory=dict, description="Keyword arguments of the class.")
-
-    @field_validator("path")
-    @classmethod
-    def _names_an_object(cls, value: str) -> str:
-        place, _, name = value.rpartition(":")
-        if not place or not name:
-            raise ValueError("write file.py:Class or package.module:Class")
-        return value
 
 
 class FunctionManager:
