@@ -511,6 +511,29 @@ def test_a_fault_is_found(check: str, kind: type[HFBackend], folder: Path, monke
         bench.forget()
 
 
+@pytest.mark.parametrize(
+    ("check", "kind"),
+    [
+        ("test_a_seed_decides_the_answer", Forgetful),
+        ("test_equal_weights_change_nothing", Noisy),
+        ("test_new_weights_count_after_a_load_and_never_before", Stale),
+        ("test_sleep_and_wake", Sleeper),
+    ],
+)
+def test_a_fault_is_found_where_rounding_depends_on_the_batch(
+    check: str, kind: type[HFBackend], folder: Path
+) -> None:
+    suite = Faulty(kind)
+    suite.batch_independent = False
+    bench = Bench(suite, folder)
+    try:
+        with pytest.raises((AssertionError, PosttuneError)) as caught:
+            getattr(suite, check)(bench)
+        assert not isinstance(caught.value, PluginCallError), "the fault itself is faulty"
+    finally:
+        bench.forget()
+
+
 def test_every_check_has_a_fault() -> None:
     assert set(FAULTS) == {name for name in dir(RolloutSuite) if name.startswith("test_")}
 

@@ -20,3 +20,4 @@ class TestFloat32(RolloutSuite):
 
 class TestBfloat16(TestFloat32):
     dtype = "bfloat16"
+    batch_independent = False  # a kept prefix changes the shape of what is computed

@@ -22,7 +22,7 @@ class TestGpu(RolloutSuite):
     own_process = True
     sleeps = True
     sleep_frees_gb = 4.0
-    batch_independent = False  # bfloat16: the shape of a batch rounds
+    batch_independent = False  # bfloat16: the shape of a batch rounds, and a kept prefix changes it
     deadline_s = 28.0
     growth_mb = 48.0
     # The tiny model's heads of 32 are not among those that FlashAttention is built for everywhere.
