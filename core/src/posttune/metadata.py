@@ -10,6 +10,7 @@ import contextlib
 import importlib.metadata
 import logging
 import re
+import weakref
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
@@ -30,12 +31,17 @@ _DAMAGE = (TypeError, ValueError, AttributeError, KeyError, OSError)
 
 
 _kept: list[Any] = []  # EntryPoints
+_fields: weakref.WeakKeyDictionary[Distribution, dict[str, str]] = weakref.WeakKeyDictionary()
 
 
 def keep_listing() -> None:
     """List what is installed once and for all, for the processes that are forked from this one."""
     with contextlib.suppress(*_DAMAGE):
         _kept[:] = [importlib.metadata.entry_points()]
+        groups = [group for group in _kept[0].groups if group.partition(".")[0] == CORE]
+        for point in (each for group in groups for each in _kept[0].select(group=group)):
+            if point.dist is not None and point.dist not in _fields:
+                _fields[point.dist] = {key: _parsed(point.dist, key) for key in ("Name", "Version")}
 
 
 def entry_points(*groups: str) -> list[EntryPoint]:
@@ -74,6 +80,12 @@ def name_of(distribution: Distribution | None) -> str:
 def _field(distribution: Distribution | None, key: str) -> str:
     if distribution is None:
         return ""
+    known = _fields.get(distribution, {})
+    return known[key] if key in known else _parsed(distribution, key)
+
+
+def _parsed(distribution: Distribution, key: str) -> str:
+    """The first value of a field of the metadata, which is read anew: it may have changed."""
     try:
         values = distribution.metadata.get_all(key)
     except _DAMAGE:

@@ -25,6 +25,7 @@ log = logging.getLogger("posttune.execution")
 
 MOST_WORKERS = 8
 ASYNC_WORKERS = 32
+SLOW = 1.0  # seconds of a sample that the log names
 TIMEOUT = 30.0  # seconds, where a call can be given up
 
 
@@ -133,11 +134,14 @@ class Scorer:
                 if key is not None and outcome.checked is not None and not outcome.checked.timeouts:
                     self._cache.put(key, score)
                 position += 1
+        worst = max(samples, key=lambda sample: tally.seconds[sample.id])
+        if tally.seconds[worst.id] >= SLOW:
+            seconds = tally.seconds[worst.id]
+            log.info("reward %r: the slowest sample, %s, took %.1f s", self.label, worst.name, seconds)
         if tally.timeouts:
-            worst = max(samples, key=lambda sample: tally.seconds[sample.id]).name
             log.warning(
                 "reward %r: %d of %d samples ran out of time (slowest: %s)",
-                *(self.label, tally.timeouts, len(samples), worst),
+                *(self.label, tally.timeouts, len(samples), worst.name),
             )
 
     @property

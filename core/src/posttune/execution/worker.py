@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from posttune.execution.outcome import Call
 
 ENTRY = f"{__name__}:serve"
-PRELOAD = ("posttune.facade", "posttune.reward.loading", "posttune.execution.listing")
+PRELOAD = ("posttune.facade", "posttune.reward.function", "posttune.execution.listing")
 
 
 def serve(channel: socket.socket) -> None:
