@@ -145,6 +145,7 @@ def test_a_table_against_a_class_that_is_not_imported(tmp_path: Path) -> None:
     known = fields_of(path, "A")
     assert known == {"one"}
     assert fields_of(path, "C") == set()
+    assert fields_of(path) == {"one", "three"}
     check_table({"one": 1}, known, {}, "engine 1", "A")
     with pytest.raises(
         UserError, match=r"(?s)no argument 'oen'.*did you mean 'one'.*fields of A in engine 1"

@@ -90,6 +90,12 @@ def test_an_engine_that_fits(machine: Any) -> None:
     arguments.check(SglangOptions(engine={"chunked_prefill_size": 32}), found)
     with pytest.raises(UserError, match=r"no argument 'chunked_prefil_size'.*'chunked_prefill_size'"):
         arguments.check(SglangOptions(engine={"chunked_prefil_size": 32}), found)
+    (found.folder / "srt" / "server_args.py").write_text("class ServerArgs:\n    pass\n", "utf-8")
+    groups = found.folder / "srt" / "arg_groups" / "fields"
+    groups.mkdir(parents=True)
+    (groups / "schedule.py").write_text("class Schedule:\n    chunked_prefill_size: int = 0\n", "utf-8")
+    (groups / "model.py").write_text("class Model:\n    model_path: str\n", "utf-8")
+    assert arguments.names(found) == {"chunked_prefill_size", "model_path"}, "assembled from groups"
     with pytest.raises(UserError, match=r"(?s)model_path is decided by the stage's model.*remove"):
         arguments.check(SglangOptions(engine={"model_path": "x"}), found)
 

@@ -12,13 +12,14 @@ from posttune.nearest import nearest
 ENTRY = "rollout.options.engine"
 
 
-def fields_of(source: Path, name: str) -> set[str]:
-    """Annotated fields of a class, read from its source without importing it; empty where there is none."""
+def fields_of(source: Path, name: str | None = None) -> set[str]:
+    """Annotated fields of a class, or of all, read from source without importing it; empty where none are."""
+    found: set[str] = set()
     for node in ast.parse(source.read_text(encoding="utf-8")).body:
-        if isinstance(node, ast.ClassDef) and node.name == name:
+        if isinstance(node, ast.ClassDef) and name in (None, node.name):
             fields = [each.target for each in node.body if isinstance(each, ast.AnnAssign)]
-            return {target.id for target in fields if isinstance(target, ast.Name)}
-    return set()
+            found |= {target.id for target in fields if isinstance(target, ast.Name)}
+    return found
 
 
 def check_table(

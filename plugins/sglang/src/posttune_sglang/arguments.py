@@ -46,8 +46,14 @@ OWNED = {
 
 def check(options: SglangOptions, engine: Installed) -> None:
     """The free table against the installed ServerArgs, read from its source."""
-    known = fields_of(engine.folder / "srt" / "server_args.py", "ServerArgs")
-    check_table(options.engine, known, OWNED, str(engine), "ServerArgs")
+    check_table(options.engine, names(engine), OWNED, str(engine), "ServerArgs")
+
+
+def names(engine: Installed) -> set[str]:
+    """Fields of ServerArgs: its own, or from 0.5.21 on those of the groups that it is assembled from."""
+    folder = engine.folder / "srt"
+    own = fields_of(folder / "server_args.py", "ServerArgs")
+    return own or set().union(*map(fields_of, sorted((folder / "arg_groups" / "fields").glob("*.py"))))
 
 
 def engine_arguments(
