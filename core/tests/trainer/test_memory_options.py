@@ -17,6 +17,7 @@ from posttune.memory import residence
 from posttune.memory.activations import kept_on_host
 from posttune.memory.residence import lodge, resident
 from posttune.run.stages import InterruptFlag
+from posttune.trainer import _inputs
 from posttune.trainer import rl as rl_module
 from posttune.trainer.checks import check_stage
 from pydantic import ValidationError
@@ -97,6 +98,31 @@ def test_what_waits_is_counted_and_away_between_phases(task: Path, tmp_path: Pat
     assert found["memory/optimizer_mb"] == pytest.approx(4 * weights, rel=0.15)  # a critic has no words
     assert found["memory/offloaded_mb"] == pytest.approx(7 * weights, rel=0.15)
     assert found["memory/gradients_mb"] == pytest.approx(weights, rel=0.1)
+
+
+@pytest.mark.usefixtures("own_weights")
+@pytest.mark.parametrize("waiting", [[], ["policy"], ["critic", "reference"]])
+def test_what_is_to_wait_is_never_moved_to_the_device_while_it_is_loaded(
+    task: Path, tmp_path: Path, waiting: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a GPU it would lie there, or in the allocator's cache, beside the engine that starts next."""
+    placed: list[int] = []
+    plain = _inputs.place
+
+    def counted(model: Any, *arguments: Any) -> Any:
+        placed.append(id(model))
+        return plain(model, *arguments)
+
+    monkeypatch.setattr(_inputs, "place", counted)
+    with ExitStack() as stack:
+        setup = toy.prepared(tmp_path, ppo(task, memory={"offload": waiting}), stack)
+        work: Any = setup.work
+        models = {
+            "policy": work.loaded.model,
+            "critic": work.critic.loaded.model,
+            "reference": work.reference.model,
+        }
+        assert {name for name, model in models.items() if id(model) in placed} == {*models} - {*waiting}
 
 
 def test_a_lodger_comes_and_goes_with_its_changes() -> None:

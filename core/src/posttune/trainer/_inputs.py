@@ -38,9 +38,13 @@ def load_policy(stage: RlStage, context: StageContext) -> tuple[LoadedModel, Ref
 
 
 def _settle(name: Tenant, model: PreTrainedModel, stage: RlStage, context: StageContext) -> None:
-    """Cut the model over the processes as the run says, and keep it where the stage says."""
+    """Cut the model over the processes as the run says, and keep it where the stage says.
+
+    One that is to wait is not moved to the device first: beside an engine it may have no room there.
+    """
     apply_memory(model, stage.memory, cut=cuts(context.ranks))
-    place(model, context.ranks)
+    if cuts(context.ranks) or name not in stage.memory.offload:
+        place(model, context.ranks)
     settle_in(name, model, stage.memory, context.ranks.device)
 
 
