@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
-from posttune.checkpoint import store
+import torch
+from posttune.checkpoint import _export, store
+from posttune.checkpoint.sources import ModelSource
 from posttune.checkpoint.stage import run_export
 from posttune.cli.main import main
 from posttune.config.models import ExportStage, LoraConfig, ModelConfig
 from posttune.models.load import load_model
 from posttune.run.folder import RunFolder
 from posttune.testing.tiny import tiny_model
+from posttune.types import ExportReport
+from safetensors.torch import load_file, save_file
 
 
 @pytest.fixture
@@ -76,6 +81,74 @@ def test_what_is_refused(
     assert main(["export", *(argument.format(tmp=tmp) for argument in arguments)]) == code
     assert message in capfd.readouterr().err
     assert not (tmp / "out").exists()
+
+
+class Hostile:
+    """Its unpickling makes a file."""
+
+    def __init__(self, marker: Path) -> None:
+        self.marker = marker
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return (os.system, (f"touch {self.marker}",))
+
+
+def spoil(tmp: Path, how: str) -> Path:
+    """A source with a fault."""
+    if how == "checkpoint":
+        shard = next((tmp / "run").rglob("*.distcp"))
+        shard.write_bytes(shard.read_bytes()[:-100])
+        return tmp / "run" / "checkpoints" / "global_step_7"
+    weights = tmp / "base" / "model.safetensors"
+    if how == "pickle":
+        weights.unlink()
+        torch.save(Hostile(tmp / "marker"), tmp / "base" / "pytorch_model.bin")
+    elif how == "cut":
+        weights.write_bytes(weights.read_bytes()[:-100])
+    else:
+        config = tmp / "base" / "config.json"
+        config.write_text(json.dumps(json.loads(config.read_text()) | {"tie_word_embeddings": True}))
+    return tmp / "base"
+
+
+@pytest.mark.parametrize(
+    ("how", "code", "message"),
+    [
+        ("checkpoint", 1, "is not whole: tensors/__0_0.distcp has"),
+        ("cut", 2, "model.safetensors is not whole"),
+        ("tied", 2, "tie_word_embeddings"),
+        ("pickle", 2, "cannot be loaded: Weights only load failed"),
+    ],
+)
+def test_a_source_with_a_fault(
+    run: Path, capfd: pytest.CaptureFixture[str], how: str, code: int, message: str
+) -> None:
+    tmp = run.parent
+    assert main(["export", str(spoil(tmp, how)), "--to", str(tmp / "out")]) == code
+    said = capfd.readouterr().err
+    assert message in said
+    assert "Traceback" not in said
+    assert not (tmp / "out").exists()
+    assert not (tmp / "marker").exists()
+
+
+def test_a_mismatch_is_exit_code_1_and_leaves_no_folder(
+    run: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    written = _export.write_model
+
+    def write_another(source: ModelSource, folder: Path, dtype: str = "keep", **more: Any) -> ExportReport:
+        report = written(source, folder, dtype, **more)
+        weights = load_file(folder / "model.safetensors")
+        weights["model.norm.weight"] += 1e-3
+        save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+        return report
+
+    monkeypatch.setattr(_export, "write_model", write_another)
+    before = sorted(path.name for path in tmp_path.iterdir())
+    assert main(["export", str(run), "--to", str(tmp_path / "out")]) == 1
+    assert "model.norm.weight holds other values" in capfd.readouterr().err
+    assert sorted(path.name for path in tmp_path.iterdir()) == before
 
 
 def test_generate(run: Path, capfd: pytest.CaptureFixture[str]) -> None:

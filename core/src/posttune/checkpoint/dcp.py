@@ -114,8 +114,12 @@ def _is_tensor(entry: object) -> bool:
     return isinstance(entry, TensorStorageMetadata)
 
 
-def _has_shape(entry: TensorStorageMetadata) -> bool:
-    return isinstance(entry.size, torch.Size) and isinstance(entry.properties.dtype, torch.dtype)
+def _has_shape(entry: object) -> bool:
+    return (
+        isinstance(entry, TensorStorageMetadata)
+        and isinstance(entry.size, torch.Size)
+        and isinstance(entry.properties.dtype, torch.dtype)
+    )
 
 
 def _is_beside(name: object) -> bool:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, Literal, cast
 
 import torch
+from safetensors import SafetensorError, safe_open
 from transformers import (
     AutoConfig,
     AutoModelForCausalLM,
@@ -145,10 +146,11 @@ def read_model(
                 output_loading_info=True,
             )
     except Exception as error:  # transformers raises of every kind here
+        damaged = _damaged_file(path)
         raise ModelError(
-            f"cannot be loaded: {error}",
+            f"{damaged} is not whole: {error}" if damaged else f"cannot be loaded: {error}",
             who=f"model {path}",
-            fix="check the folder's config.json and weights",
+            fix="copy that file again" if damaged else "check the folder's config.json and weights",
         ) from error
     model, info = cast(tuple[PreTrainedModel, dict[str, Any]], loaded)
     _refuse_incomplete(f"model {path}", {**info, "unexpected_keys": ()})
@@ -156,6 +158,17 @@ def read_model(
         cast(Any, model).generation_config = None  # transformers sets it for models that generate alone
     check_ties(model, who=f"model {path}")
     return model
+
+
+def _damaged_file(folder: Path) -> str | None:
+    """The first file of weights whose own table cannot be read; None where all can."""
+    for file in sorted(folder.glob("*.safetensors")):
+        try:
+            with safe_open(file, framework="pt"):
+                pass
+        except (OSError, SafetensorError):
+            return file.name
+    return None
 
 
 def model_of(
