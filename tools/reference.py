@@ -105,8 +105,9 @@ def kit_page() -> str:
     text = "# The conformance kit\n\n" + NOTE
     text += (
         "`posttune.testing` has a suite for each kind. Subclass it, name the plugin, run pytest; "
-        "`posttune new` writes that test. `requires` names the optional promises that are checked; a subclass adds to it or "
-        "takes away. For each check a planted fault in our own tests shows that it objects.\n\n"
+        "`posttune new` writes that test. `requires` names the optional promises that are checked; a "
+        "subclass adds to it or takes away. For each check a planted fault in our own tests shows that it "
+        "objects.\n\n"
     )
     text += "## Every plugin\n\n" + checks(testing.PluginSuite, object)
     for kind, name in SUITES.items():
