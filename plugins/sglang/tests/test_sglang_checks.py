@@ -268,6 +268,39 @@ def test_a_model_type_that_transformers_has_may_come_again_meanwhile() -> None:
             AutoConfig.register("llama", LlamaConfig)
 
 
+WATCHED = """
+import multiprocessing, os, signal, sys, time
+from posttune_sglang.watch import Watch
+
+def main():
+    one, two = (multiprocessing.Process(target=time.sleep, args=(5,)) for _ in range(2))
+    one.start(); two.start()
+    watch = Watch()
+    if sys.argv[1] == "expected":
+        watch.end()
+    os.kill(two.pid, signal.SIGKILL)
+    time.sleep(2)
+    one.kill()
+    print("went on")
+
+if __name__ == "__main__":
+    main()
+"""
+
+
+def test_an_engine_without_one_of_its_processes_ends(tmp_path: Path) -> None:
+    (tmp_path / "watched.py").write_text(WATCHED, "utf-8")
+
+    def run(how: str) -> subprocess.CompletedProcess[str]:
+        command = [sys.executable, str(tmp_path / "watched.py"), how]
+        return subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
+
+    died = run("sudden")
+    assert (died.returncode, died.stdout) == (4, "")
+    assert "of the engine died: -9" in died.stderr
+    assert run("expected").stdout == "went on\n"
+
+
 def test_a_backend_that_was_not_started() -> None:
     backend = SglangBackend(SglangOptions())
     assert backend.rollout_backend_stop()

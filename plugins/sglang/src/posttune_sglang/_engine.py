@@ -20,6 +20,7 @@ from sglang.srt.entrypoints.engine import Engine as SglangEngine
 from posttune_sglang import _scheduler
 from posttune_sglang.adapters import accepted, updating
 from posttune_sglang.arguments import LOADER
+from posttune_sglang.watch import Watch
 
 REASONS = {"stop": "s", "length": "l"}
 
@@ -38,6 +39,7 @@ class Engine:
         self._numbers = itertools.count()
         _scheduler.register()
         self._engine = _Launched(**arguments, host="127.0.0.1", port=_free_port())
+        self._watch = Watch()
         self.hello: dict[str, Any] = {"sglang": sglang.__version__, "dtype": arguments["dtype"]}
 
     def generate(
@@ -86,6 +88,7 @@ class Engine:
 
     def stop(self) -> None:
         """End the processes that SGLang started."""
+        self._watch.end()
         self._engine.shutdown()
 
     def _drop_caches(self) -> None:
