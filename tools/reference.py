@@ -10,13 +10,14 @@ from __future__ import annotations
 import inspect
 import re
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import click
 from posttune import errors, testing, types
 from posttune.catalog import Catalog
+from posttune.cli.lazy import LazyGroup
 from posttune.cli.main import cli
 from posttune.config.models import STAGES, RunConfig
 from posttune.config.places import PLUGIN_FIELDS, models_of
@@ -45,7 +46,7 @@ def code(text: object) -> str:
     return "`" + " ".join(str(text).split()).replace("|", "\\|") + "`"
 
 
-def table(head: tuple[str, ...], rows: list[tuple[str, ...]]) -> str:
+def table(head: tuple[str, ...], rows: Sequence[tuple[str, ...]]) -> str:
     """A table of Markdown."""
     lines = [head, tuple("---" for _ in head), *rows]
     return "".join(f"| {' | '.join(row)} |\n" for row in lines) + "\n"
@@ -235,7 +236,8 @@ def option_help(option: click.Option, context: click.Context) -> str:
 def commands() -> Iterator[tuple[tuple[str, ...], click.Command]]:
     """Every command that is no group, with the words that call it."""
     context = click.Context(cli)
-    for name in cli.table:  # type: ignore[attr-defined]
+    assert isinstance(cli, LazyGroup)
+    for name in cli.table:
         command = cli.get_command(context, name)
         if isinstance(command, click.Group):
             yield from (((name, inner), found) for inner, found in command.commands.items())
@@ -270,7 +272,7 @@ def errors_page() -> str:
     rows = [
         (
             code(name),
-            code(found.__base__.__name__),
+            code(found.__mro__[1].__name__),
             str(found.exit_code),
             cell(summary(found)),
             cell(cure(found)),
