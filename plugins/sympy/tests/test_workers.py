@@ -95,8 +95,9 @@ def test_from_many_threads() -> None:
     pairs = [
         (rf"\boxed{{\sin\frac{{\pi}}{{{n}}}}}", rf"\cos\frac{{{n - 2}\pi}}{{{2 * n}}}") for n in range(7, 23)
     ]
+    reward = MathRewardFunction(time_limit=60.0)
     with ThreadPoolExecutor(8) as threads:
-        assert set(threads.map(lambda pair: score(*pair), pairs)) == {1.0}
+        assert set(threads.map(lambda pair: score(*pair, reward), pairs)) == {1.0}
 
 
 def test_idle_workers_that_were_killed_are_replaced() -> None:
