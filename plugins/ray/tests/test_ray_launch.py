@@ -123,6 +123,34 @@ def run_on_ray(*arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=560, check=False)
 
 
+LOCAL = """
+import sys
+from ray.train import RunConfig, ScalingConfig
+from ray.train.v2.api.data_parallel_trainer import DataParallelTrainer
+from posttune_ray.worker import work
+
+config = {"arguments": ["run", "run.yaml"], "folder": sys.argv[1], "gpus": 0}
+trainer = DataParallelTrainer(
+    work,
+    train_loop_config=config,
+    scaling_config=ScalingConfig(num_workers=0),
+    run_config=RunConfig(storage_path=sys.argv[1], name="ray"),
+)
+trainer.fit()
+"""
+
+
+@needs_ray
+@pytest.mark.engine
+@pytest.mark.slow
+def test_one_process_under_ray_train_without_a_cluster(place: Path) -> None:
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "RAY_TRAIN_V2_ENABLED": "1"}
+    command = [sys.executable, "-c", LOCAL, str(place)]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=560, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert len((place / "out/metrics.jsonl").read_text().splitlines()) == 2
+
+
 @needs_ray
 @pytest.mark.engine
 @pytest.mark.slow
