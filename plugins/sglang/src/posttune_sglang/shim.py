@@ -30,18 +30,19 @@ def import_sglang() -> None:
 @contextmanager
 def _registering_again() -> Iterator[None]:
     """A model type that transformers knows already may be registered: SGLang's own counts here."""
-    from transformers import AutoConfig
+    import transformers
 
-    plain = AutoConfig.register
+    auto: Any = transformers.AutoConfig
+    plain = auto.register
 
     def again(model_type: str, config: Any, **_: Any) -> None:
         plain(model_type, config, exist_ok=True)
 
-    AutoConfig.register = staticmethod(again)
+    auto.register = staticmethod(again)
     try:
         yield
     finally:
-        AutoConfig.register = staticmethod(plain)
+        auto.register = staticmethod(plain)
 
 
 @contextmanager
