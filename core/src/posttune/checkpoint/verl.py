@@ -18,6 +18,8 @@ from typing import Any, cast
 
 import torch
 import torch.distributed.tensor  # its classes may now be read
+from torch.distributed.tensor.placement_types import _StridedShard
+from torch.serialization import safe_globals
 from transformers import PretrainedConfig, PreTrainedModel
 
 from posttune.checkpoint.shards import assemble
@@ -266,7 +268,7 @@ def _alpha_of(folder: Path) -> float | None:
 
 def _read(path: Path) -> dict[str, torch.Tensor]:
     try:
-        with _quiet():
+        with _quiet(), safe_globals([_StridedShard]):  # torch 2.11 names only the plain one
             found = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
     except UnpicklingError as error:
         what = f"is refused: {str(error).partition(chr(10))[0]}"
