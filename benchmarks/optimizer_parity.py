@@ -22,6 +22,7 @@ from statistics import fmean
 from typing import Any
 
 from posttune.config.load import dump_yaml, load_config
+from posttune.config.models import ModelConfig, SftStage
 
 ROOT = Path(__file__).parents[1]
 EXACT = "float32, adamw"
@@ -44,8 +45,10 @@ def stages(options: argparse.Namespace, folder: Path) -> tuple[dict[str, Any], d
         subprocess.run(make, check=True, stdout=subprocess.DEVNULL)
         roles = {"prompt": "question", "response": "answer"}
         convert = {"kind": "convert", "source": str(folder / "train.jsonl"), "map": roles}
-        model = load_config(ROOT / "configs/quickstart.yaml").config.stages["sft"].model  # type: ignore[attr-defined]
-        return convert, model.model_dump(exclude_unset=True)
+        sft = load_config(ROOT / "configs/quickstart.yaml").config.stages["sft"]
+        assert isinstance(sft, SftStage)
+        assert isinstance(sft.model, ModelConfig)
+        return convert, sft.model.model_dump(exclude_unset=True)
     model = str(Path(options.model).resolve())
     convert = {
         "kind": "convert",

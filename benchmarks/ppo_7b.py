@@ -118,7 +118,7 @@ def ready(run: RunConfig, folder: Path) -> Iterator[tuple[RlWork, StageContext]]
 
 
 def measure(
-    run: RunConfig, folder: Path, steps: int, tries: Sequence[str], note: Callable[[dict[str, Any]], None]
+    run: RunConfig, folder: Path, steps: int, tries: Sequence[str], note: Callable[[dict[str, Any]], object]
 ) -> dict[str, Any]:
     """Metrics of every step, seconds of the start, and the device's memory by phase.
 
@@ -138,11 +138,12 @@ def measure(
                 found.append(output.metrics)
                 print(line(output.metrics), flush=True)
             print(LEDGER.table(), flush=True)
-            known = {"start_s": started, "steps": found, "used_bytes": dict(watch.most), "tried": []}
+            tried: list[dict[str, Any]] = []
+            known = {"start_s": started, "steps": found, "used_bytes": dict(watch.most), "tried": tried}
             note(known)
             for each in tries:
-                known["tried"].append(attempt(work, position, watch, each))
-                if "error" in known["tried"][-1]:
+                tried.append(attempt(work, position, watch, each))
+                if "error" in tried[-1]:
                     break  # the engine is left asleep
         return known
 

@@ -89,7 +89,8 @@ def used_gib(device: str) -> float:
         free, total = torch.cuda.mem_get_info(device)
         return round((total - free) / GIB, 2)
     here = psutil.Process()
-    return round(sum(each.memory_info().rss for each in [here, *here.children(recursive=True)]) / GIB, 2)
+    resident: int = sum(each.memory_info().rss for each in [here, *here.children(recursive=True)])
+    return round(resident / GIB, 2)
 
 
 def cpu_seconds() -> float:
@@ -348,9 +349,10 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as scratch:
         folder = model_folder(options, Path(scratch))
         bare = None if options.skip_bare else bare_elsewhere(options.device, folder, Path(scratch))
-        found = {"bare": bare, "posttune": through_posttune(options, folder)}
+        ours = through_posttune(options, folder)
+    found: dict[str, Any] = {"bare": bare, "posttune": ours}
     if bare is not None:
-        found["share_of_bare"] = round(found["posttune"]["tokens_per_s"] / bare["tokens_per_s"], 3)
+        found["share_of_bare"] = round(ours["tokens_per_s"] / bare["tokens_per_s"], 3)
     return found
 
 

@@ -143,7 +143,9 @@ def config_page() -> str:
     text = "# Configuration keys\n\n" + NOTE
     text += "What plugins take under `options` is in the [plugin directory](plugins.md).\n\n"
     stages = {model: name for name, model in STAGES.items()}
-    for model in [RunConfig, *(found for found in models_in(RunConfig) if found is not RunConfig)]:
+    others = (found for found in models_in(RunConfig) if found is not RunConfig)
+    models: list[type[BaseModel]] = [RunConfig, *others]
+    for model in models:
         title = f"Stage `{stages[model]}`" if model in stages else heading(model)
         text += f"## {title}\n\n{summary(model)}\n\n"
         rows = [row(model, name, info) for name, info in model.model_fields.items()]
