@@ -13,6 +13,7 @@ import psutil
 import pytest
 import torch
 from posttune.engines.answers import Answer
+from posttune.engines.frames import Channel
 from posttune.engines.link import Plan
 from posttune.engines.problems import Explainer, Rule
 from posttune.engines.process import Process
@@ -131,6 +132,23 @@ def test_a_process_that_dies_is_told_with_its_last_words(child: Any) -> None:
     with pytest.raises(RunError, match=r"(?s)killed by SIGKILL during generation.*engine log line"):
         link.generate(**asked(13))
     assert time.monotonic() - began < 20
+
+
+def test_an_answer_that_nobody_waited_for_is_not_taken_for_another(
+    child: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    link = child()
+    link.start()
+
+    def interrupted(*_: Any) -> Any:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Channel, "receive", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            link.generate(**asked())
+    with pytest.raises(RunError, match="has stopped"):
+        link.generate(requests=[Request("y", (4, 5), 8)], sampling=Sampling(), logprobs=True)
 
 
 def test_a_start_that_fails_says_why(child: Any) -> None:

@@ -10,7 +10,7 @@ from posttune.errors import PosttuneError, RunError, UserError
 
 LESS_MEMORY = (
     "lower rollout.resources.memory_share, rollout.resources.max_sequences or "
-    "rollout.sampling.max_new_tokens; of training, batch.micro_batch_tokens"
+    "rollout.sampling.max_new_tokens; of training, packing.micro_batch_tokens"
 )
 TRACEBACK = "Traceback (most recent call last)"
 SHOWN = 300  # characters of a line of a log

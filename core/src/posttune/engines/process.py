@@ -135,6 +135,9 @@ class Process:
             self._channel.send(message, block)
         except Closed as error:
             raise self._death(step) from error
+        except BaseException:  # a Ctrl-C: what follows half a message would be read as the rest of it
+            self._kill()
+            raise
 
     def _hear(self, step: str, timeout: float | None = None) -> tuple[dict[str, Any], bytes]:
         try:
@@ -146,6 +149,9 @@ class Process:
             what = f"the engine did not answer within {timeout:.0f} s at {step}\n{self._tail()}"
             fix = "raise rollout.options.start_timeout_s"
             raise RunError(what, who=self._plan.who, fix=fix) from error
+        except BaseException:  # a Ctrl-C: the answer that comes would be taken for the next one's
+            self._kill()
+            raise
         if "error" in head:
             found = self._plan.explainer.explain(Told(**head["error"]), step, self._plan.ledger())
             found.from_engine = True  # type: ignore[attr-defined]
