@@ -246,10 +246,14 @@ def _device(name: str, local_rank: int) -> torch.device:
 def _join(device: torch.device, deadline_s: float) -> None:
     if device.type == "cuda":
         torch.cuda.set_device(device)
-    if device.type == "cuda":  # NCCL's own end of a wait says less: it comes after that of `watch`
-        dist.init_process_group("nccl", timeout=timedelta(seconds=deadline_s + NCCL_LATER_S))
+        dist.init_process_group("nccl", timeout=_patience("nccl", deadline_s))
     else:
-        dist.init_process_group("gloo", timeout=timedelta(seconds=deadline_s))
+        dist.init_process_group("gloo", timeout=_patience("gloo", deadline_s))
+
+
+def _patience(backend: str, deadline_s: float) -> timedelta:
+    """When a group itself ends a wait. NCCL says less of it than `watch`, and so comes after that."""
+    return timedelta(seconds=deadline_s + (NCCL_LATER_S if backend == "nccl" else 0.0))
 
 
 def _gloo(members: Sequence[int], deadline_s: float) -> Any:
@@ -261,7 +265,7 @@ def _groups(rank: int, layout: Layout, deadline_s: float) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for place in range(layout.tensor):
         members = [layout.tensor * share + place for share in range(layout.data)]
-        tensors = dist.new_group(members, timeout=timedelta(seconds=deadline_s))
+        tensors = dist.new_group(members, timeout=_patience(dist.get_backend(), deadline_s))
         objects = _gloo(members, deadline_s)
         if rank in members:
             found |= {"data_group": tensors, "data_control": objects}

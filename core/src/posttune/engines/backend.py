@@ -207,5 +207,9 @@ class EngineBackend:
         return self._ready, self._link
 
     def _compared(self, count: int) -> None:
-        if not self._loads:
+        if self._loads:
+            return
+        if count == 0:
+            log.warning("%s: no tensor could be read back from the engine to be compared", self.who)
+        else:
             log.info("%s: %d tensors read back from the engine equal those handed over", self.who, count)

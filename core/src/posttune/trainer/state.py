@@ -18,7 +18,7 @@ from posttune.checkpoint.space import shortage
 from posttune.checkpoint.writing import Draft, begin
 from posttune.config.models import RewardModelStage, RlStage, SftStage
 from posttune.distributed.ranks import Ranks
-from posttune.errors import CheckpointError
+from posttune.errors import CheckpointError, PosttuneError
 from posttune.models.load import LoadedModel
 from posttune.run.resume import changes, stage_settings
 from posttune.run.stages import StageContext
@@ -92,7 +92,7 @@ class Checkpoints:
         except Exception:
             try:
                 self.written(wait=True)
-            except CheckpointError as error:
+            except PosttuneError as error:  # also of processes that are gone: the first error is the cause
                 log.warning("%s", error)
             raise
 

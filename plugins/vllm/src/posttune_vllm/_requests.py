@@ -75,4 +75,8 @@ class Requests:
         if response.status_code >= 400:
             what = f"{self._options.server}{path} answered {response.status_code}: {response.text[:SHOWN]}"
             raise RunError(what, who=WHO, fix="see what the server wrote")
-        return response.json() if response.content else {}
+        try:
+            return response.json() if response.content else {}
+        except ValueError as error:
+            what = f"{self._options.server}{path} answered no JSON: {response.text[:SHOWN]}"
+            raise RunError(what, who=WHO, fix="see whether vLLM is what listens there") from error

@@ -82,13 +82,12 @@ class Server:
             "stream": False,
         }
         workers = self._context.resources.max_sequences or AT_A_TIME
-        with ThreadPoolExecutor(min(workers, len(requests))) as pool:
+        pool = ThreadPoolExecutor(min(workers, len(requests)))
+        try:
             tasks = [pool.submit(self._answers, request, common) for request in requests]
-            try:
-                return [answer for task in tasks for answer in task.result()]
-            except BaseException:
-                pool.shutdown(wait=False, cancel_futures=True)
-                raise
+            return [answer for task in tasks for answer in task.result()]
+        finally:
+            pool.shutdown(wait=False, cancel_futures=True)  # of a failure the others are not waited for
 
     def load(self, tensors: Iterable[tuple[str, torch.Tensor]]) -> None:
         """By CUDA handles where the server shares this GPU, else as files of a shared folder."""
