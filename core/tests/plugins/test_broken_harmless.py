@@ -1,4 +1,4 @@
-"""All broken plugins at once harm neither the list nor the doctor; naming one is an error with its name."""
+"""All broken plugins at once harm neither the list, nor the doctor, nor a run that names none of them."""
 
 from __future__ import annotations
 
@@ -112,6 +112,19 @@ def test_the_doctor_names_what_metadata_shows(site: Path, python: Python) -> Non
         ("blocked", "forbidden"),
     ):
         assert any(found == code and word in text for found, text in about), (code, word)
+
+
+@pytest.mark.slow
+def test_a_run_that_names_none_of_them(site: Path, python: Python, tmp_path: Path) -> None:
+    (tmp_path / "run.yaml").write_text(RUN, encoding="utf-8")
+    (tmp_path / "prompts.jsonl").write_text('{"question": "a"}\n{"question": "b"}\n', encoding="utf-8")
+    result = python("-m", "posttune", "run", "run.yaml", "--json", path=site)
+    assert result.returncode == 0, result.stderr
+    assert [stage["name"] for stage in json.loads(result.stdout)["stages"]] == ["prompts", "rl"]
+    text = (tmp_path / "runs/toy/metrics.jsonl").read_text(encoding="utf-8")
+    assert "reward/length/mean" in text
+    for name in ("noise", "Traceback", "broken premise"):
+        assert name not in result.stderr
 
 
 @pytest.mark.parametrize(
