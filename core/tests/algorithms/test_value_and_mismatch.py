@@ -8,7 +8,7 @@ from collections.abc import Callable
 import pytest
 import torch
 from posttune.loss.entropy import entropy
-from posttune.loss.mismatch import Gap, gap, importance_weights, total_gap
+from posttune.loss.mismatch import Gap, gap, importance_weights
 from posttune.loss.value import explained_variance, value_loss
 from posttune.testing._batches import on_ranks, one_rank, packed
 from posttune.types import Reduce
@@ -57,7 +57,7 @@ def test_gap_adds_up_over_parts() -> None:
     trainer, rollout = torch.tensor([-1.0, -2.0, -3.0, math.nan]), torch.tensor([-1.5, -2.0, -2.0, 0.0])
     mask = torch.tensor([True, True, True, False])
     whole = gap(trainer, rollout, mask)
-    parts = total_gap([gap(trainer[:1], rollout[:1], mask[:1]), gap(trainer[1:], rollout[1:], mask[1:])])
+    parts = gap(trainer[:1], rollout[:1], mask[:1]) + gap(trainer[1:], rollout[1:], mask[1:])
     metrics = whole.metrics()
     assert parts.metrics() == pytest.approx(metrics)
     weights = [math.exp(0.5), 1.0, math.exp(-1.0)]

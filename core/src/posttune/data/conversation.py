@@ -28,7 +28,6 @@ ROLE_NAMES = {
     "function": "tool",
     "observation": "tool",
 }
-_OWN_KEYS = ("role", "from", "content", "value")
 PART_SEPARATOR = "\n"  # between the text parts of one message
 _TEXT_PARTS = ("text", "input_text", "output_text")
 _REASONING_PARTS = ("reasoning", "thinking")

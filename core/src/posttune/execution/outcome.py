@@ -30,11 +30,6 @@ class Outcome:
     error: PosttuneError | None = None
     late: bool = False  # the batch's time ran out, not the sample's own
 
-    @property
-    def timed_out(self) -> bool:
-        """Whether time ran out."""
-        return self.checked is None and self.error is None
-
 
 @dataclass(frozen=True)
 class Limits:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Literal
 
@@ -53,11 +52,6 @@ def gap(trainer_logp: Tensor, rollout_logp: Tensor, mask: Tensor) -> Gap:
     weights = distance.clamp(-LOG_LIMIT, LOG_LIMIT).exp()
     sums = torch.stack([distance.abs().sum(), distance.abs().max(), weights.sum(), weights.square().sum()])
     return Gap(len(distance), *sums.tolist())
-
-
-def total_gap(parts: Iterable[Gap]) -> Gap:
-    """The gap of a whole batch from those of its micro-batches and ranks."""
-    return sum(parts, Gap())
 
 
 def importance_weights(

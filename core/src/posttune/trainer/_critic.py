@@ -42,10 +42,6 @@ class Critic:
         """What a checkpoint keeps of it."""
         return Part(self.loaded.model, self.stepper.optimizer, self.loaded.base)
 
-    def warms_up(self, step: int) -> bool:
-        """Whether it learns alone in step ``step`` (from 0)."""
-        return step < self.config.warmup_steps
-
     @torch.no_grad()
     def values(self, batch: RolloutBatch) -> Tensor:
         """Value of the state before each response token, float32 [N]; 0 where the sample is unscorable."""

@@ -58,12 +58,6 @@ class WorkerExtension:
 
         return json.dumps(checksums(adapter(version).model_of(self)))
 
-    def posttune_memory(self) -> int:
-        """Bytes of GPU memory that this worker's process has allocated; 0 on a CPU."""
-        import torch
-
-        return int(torch.cuda.memory_allocated()) if torch.cuda.is_available() else 0
-
 
 def _load(worker: Any, tensors: Tensors, version: str) -> int:
     from posttune_vllm._tensors import load_all
