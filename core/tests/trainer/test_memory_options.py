@@ -15,6 +15,7 @@ from posttune.config.models import MemoryConfig
 from posttune.errors import ConfigError, Interrupted, UserError
 from posttune.memory import residence
 from posttune.memory.activations import kept_on_host
+from posttune.memory.apply import apply_memory
 from posttune.memory.residence import lodge, resident
 from posttune.run.stages import InterruptFlag
 from posttune.trainer import _inputs
@@ -189,6 +190,13 @@ def test_models_of_sft_are_never_idle(task: Path, tmp_path: Path) -> None:
 def test_nothing_waits_twice() -> None:
     with pytest.raises(ValidationError, match="twice"):
         MemoryConfig.model_validate({"offload": ["critic", "critic"]})
+
+
+def test_activations_do_not_wait_where_weights_are_cut() -> None:
+    config = MemoryConfig(activations="host")
+    with pytest.raises(UserError, match=r"memory\.activations.*weights that are cut"):
+        apply_memory(nn.Linear(2, 2), config, cut=True)
+    apply_memory(nn.Linear(2, 2), config)
 
 
 def test_activations_wait_and_weights_do_not() -> None:

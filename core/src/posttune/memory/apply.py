@@ -18,8 +18,12 @@ from posttune.types import BackendInfo
 def apply_memory(model: nn.Module, config: MemoryConfig, *, cut: bool = False) -> None:
     """Limit the model's logits and place its activations. A model that will be ``cut`` is tried now.
 
-    Later the trial would take all processes at once.
+    Later the trial would take all processes at once. Raises `UserError` for activations that are to wait on
+    the host where weights are gathered for each layer: these could not be told from activations.
     """
+    if cut and config.activations == "host":
+        fix = "leave it out, or set parallel.data_shard and parallel.tensor to 1"
+        raise UserError("it does not go with weights that are cut", who="memory.activations", fix=fix)
     limit_logits(model, config.logits_mib)
     if cut:
         look_at_logits(model)

@@ -93,7 +93,7 @@ def prepare(stage: RewardModelStage, context: StageContext) -> Setup:
     path = None if config.path is None else context.resolve(config.path)
     ranks = context.ranks
     loaded = load_reward_model(config, path, seed=context.run.seed, device=ranks.device, move=not cuts(ranks))
-    apply_memory(loaded.model, stage.memory)
+    apply_memory(loaded.model, stage.memory, cut=cuts(ranks))
     place(loaded.model, ranks)
     data = _load(stage, loaded, context)
     found = _split(stage, data, context)
