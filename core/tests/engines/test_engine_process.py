@@ -167,7 +167,7 @@ def test_a_start_that_fails_says_why(child: Any) -> None:
 
 
 def test_a_process_ends_with_its_trainer(tmp_path: Path) -> None:
-    """Also where the trainer is killed, and cannot stop it."""
+    """Also where the trainer is killed, and cannot stop it; its folder is removed then."""
     (tmp_path / "stand_in.py").write_text(ENGINE, "utf-8")
     script = f"""
 import sys
@@ -175,7 +175,8 @@ from pathlib import Path
 sys.path.insert(0, {str(Path(__file__).parent)!r})
 from test_engine_process import Process, plan
 folder = Path({str(tmp_path)!r})
-link = Process(plan(folder, {{"PYTHONPATH": str(folder)}}))
+(folder / "scratch").mkdir()
+link = Process(plan(folder / "scratch", {{"PYTHONPATH": str(folder)}}))
 link.start()
 print(link._process.pid, flush=True)
 sys.stdin.read()
@@ -185,6 +186,8 @@ sys.stdin.read()
     )
     assert trainer.stdout is not None
     engine = psutil.Process(int(trainer.stdout.readline()))
+    assert (tmp_path / "scratch" / "engine.log").is_file()
     trainer.kill()
     trainer.communicate()
     engine.wait(15)
+    assert not (tmp_path / "scratch").exists()

@@ -54,7 +54,12 @@ class Process:
             )
         self._channel = Channel(ours)
         head, _ = self._ask(
-            "start", "start", arguments=plan.arguments, version=plan.version, _timeout=plan.start_timeout
+            "start",
+            "start",
+            arguments=plan.arguments,
+            version=plan.version,
+            scratch=str(plan.scratch),
+            _timeout=plan.start_timeout,
         )
         return dict(head["hello"])
 

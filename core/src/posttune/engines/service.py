@@ -6,6 +6,7 @@ A plugin's module calls ``main`` with the number of its end of a pair of sockets
 from __future__ import annotations
 
 import os
+import shutil
 import socket
 import sys
 import threading
@@ -60,6 +61,7 @@ class Service:
         self._channel = channel
         self._make = make
         self._engine: Any = None
+        self.scratch: Path | None = None  # the folder that the trainer made for this engine
 
     def serve(self) -> None:
         """Until "stop", or until the trainer is gone."""
@@ -83,6 +85,7 @@ class Service:
         engine = self._engine
         match op:
             case "start":
+                self.scratch = Path(head["scratch"])
                 self._engine = self._make(head["arguments"], head["version"])
                 return {"hello": self._engine.hello}, b""
             case "generate":
@@ -127,21 +130,24 @@ def _chain(error: BaseException) -> str:
     return "\n".join(parts)
 
 
-def _end_with(parent: int) -> None:
-    """An engine without a trainer holds memory for nobody."""
+def _end_with(parent: int, service: Service) -> None:
+    """An engine without a trainer holds memory for nobody; so does its folder, which may lie in memory."""
     while os.getppid() == parent:
         time.sleep(WATCH_S)
+    if service.scratch is not None:
+        shutil.rmtree(service.scratch, ignore_errors=True)
     os._exit(3)
 
 
 def main(descriptor: int, make: Make) -> None:
     """Serve the trainer that started this process, then end it: threads have nothing left to save."""
-    threading.Thread(target=_end_with, args=(os.getppid(),), daemon=True).start()
     service = Service(Channel(socket.socket(fileno=descriptor)), make)
+    watch = threading.Thread(target=_end_with, args=(os.getppid(), service), daemon=True)
+    watch.start()
     try:
         service.serve()
     except Closed:
-        pass
+        watch.join(2 * WATCH_S)  # a trainer that was killed is seen to be gone a little later
     finally:
         sys.stderr.flush()
     os._exit(0)
