@@ -8,10 +8,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch.distributed as dist
 from posttune.engines import environment, preflight
 from posttune.engines.answers import Answer
 from posttune.engines.ends import settled
 from posttune.engines.facts import Facts, read_facts
+from posttune.engines.folder import folder_for
 from posttune.engines.preflight import Machine
 from posttune.engines.problems import Explainer, Rule, Told
 from posttune.engines.requests import check, seed_of
@@ -19,6 +21,9 @@ from posttune.engines.table import check_table, fields_of
 from posttune.errors import DataError, RunError, UserError
 from posttune.models.tokenizer import byte_tokenizer
 from posttune.types import Request, Sampling
+from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
 
 FACTS = Facts(("LlamaForCausalLM",), 2, 8, 2, 64, 512, False, {"w": (1024, 1024, 512)})
 WHO = "engine"
@@ -32,6 +37,19 @@ def test_a_model_that_is_shorter_than_the_run() -> None:
     preflight.check_length(Facts(**{**vars(FACTS), "positions": None}), 1 << 20, WHO)
     with pytest.raises(UserError, match="no weights of type float64"):
         preflight.check_dtype("float64", "It", WHO)
+
+
+def test_weights_that_are_cut_must_be_in_a_folder(tmp_path: Path) -> None:
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    try:
+        model = nn.Linear(4, 4)
+        fully_shard(model, mesh=init_device_mesh("cpu", (1,)))
+        with pytest.raises(UserError, match="cut over processes"):
+            folder_for(None, model, tmp_path, WHO)
+        (tmp_path / "config.json").write_text("{}", "utf-8")
+        assert folder_for(tmp_path, model, tmp_path, WHO) == tmp_path
+    finally:
+        dist.destroy_process_group()
 
 
 @pytest.mark.parametrize(

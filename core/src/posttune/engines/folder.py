@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 def folder_for(path: Path | None, live: Any, scratch: Path, who: str) -> Path:
-    """``path`` where an engine can load it, else the live model saved in ``scratch``."""
+    """``path`` where an engine can load it, else the live model saved in ``scratch``. Raises UserError."""
     if path is not None and (path / "config.json").is_file() and not (path / "adapter_config.json").exists():
         return path
     if live is None:
@@ -27,6 +27,7 @@ def folder_for(path: Path | None, live: Any, scratch: Path, who: str) -> Path:
             else "neither a model folder nor a live model was given"
         )
         raise UserError(what, who=who, fix="export the model first: posttune export")
+    _refuse_cut(live, who)
     from peft import PeftModel
 
     folder = scratch / "model"
@@ -36,6 +37,15 @@ def folder_for(path: Path | None, live: Any, scratch: Path, who: str) -> Path:
     else:
         live.save_pretrained(folder)
     return folder
+
+
+def _refuse_cut(live: nn.Module, who: str) -> None:
+    from torch.distributed.tensor import DTensor
+
+    if any(isinstance(parameter, DTensor) for parameter in live.parameters()):
+        what = "weights that are cut over processes are in no Hugging Face folder that an engine could read"
+        fix = "export the model first: posttune export, and name that folder as the stage's model"
+        raise UserError(what, who=who, fix=fix)
 
 
 def save_tokenizer(tokenizer: Any, scratch: Path) -> Path | None:
