@@ -122,6 +122,27 @@ def each_call(attempt: Callable[[], object]) -> Iterator[tuple[str, PosttuneErro
         yield asked[count - 1], failed
 
 
+def test_a_copy_that_finds_no_memory_leaves_no_trace(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole, plain = run.save(tmp_path, 1), torch.Tensor.to
+    asked = []
+
+    def full(tensor: torch.Tensor, *arguments: Any, copy: bool = False, **more: Any) -> Any:
+        if copy:
+            asked.extend(path.name for path in tmp_path.glob(".*"))
+            raise MemoryError
+        return plain(tensor, *arguments, **more)
+
+    monkeypatch.setattr(torch.Tensor, "to", full)
+    with pytest.raises(MemoryError) as found:
+        run.save_in_background(tmp_path, 1)
+    assert len(asked) == 1, "by then its folder was there"
+    assert [path.name for path in tmp_path.iterdir()] == [whole.name]
+    assert store.what_is_missing(whole) is None
+    del found  # until here it kept what it passed through alive: nothing was removed by chance
+
+
 @pytest.mark.parametrize("way", ["save", "save_in_background"])
 def test_a_full_disk_at_each_call_of_a_save(run: Run, tmp_path: Path, way: str) -> None:
     run.save(tmp_path, 1)

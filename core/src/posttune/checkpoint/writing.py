@@ -113,7 +113,9 @@ def begin(
     if failure:
         raise not_written(path, failure)
     if copy:
-        tensors = {name: tensor.to("cpu", copy=True) for name, tensor in tensors.items()}
+        with held as entered:  # where the host's memory has no room, the folder vanishes
+            tensors = {name: tensor.to("cpu", copy=True) for name, tensor in tensors.items()}
+            held = entered.pop_all()
     return Draft(path, tensors, background or ranks, Path(temporary), held)
 
 
