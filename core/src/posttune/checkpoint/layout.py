@@ -27,7 +27,7 @@ from pathlib import Path
 from typing import Any
 
 from posttune.checkpoint.parts import MAIN, Described
-from posttune.errors import CheckpointError
+from posttune.errors import CheckpointError, UserError
 from posttune.files import put_back
 
 log = logging.getLogger("posttune.checkpoint")
@@ -230,12 +230,12 @@ def read_described(path: Path) -> dict[str, tuple[Described, Any]]:
 
 
 def described(path: Path, part: str = MAIN) -> Described:
-    """What a whole checkpoint says of one of its models. Raises `CheckpointError`."""
+    """What a whole checkpoint says of one of its models. Raises `CheckpointError`, or `UserError`."""
     found = read_described(path)
     if part not in found:
         names = ", ".join(sorted(found.keys() - {MAIN})) or "none"
         what = f"holds no model called {part!r} beside the main one; it holds {names}"
-        raise CheckpointError(what, who=str(path), fix="leave the part out, or name one that is there")
+        raise UserError(what, who=str(path), fix="leave the part out, or name one that is there")
     return found[part][0]
 
 
