@@ -147,6 +147,7 @@ class TestNew:
             (["reward", "a" * 61], "cannot name a plugin"),
             (["reward", "posttune_mine"], "leave posttune out of the name"),
             (["reward", "fine", "--description", "two\nlines"], "is not one line of text"),
+            (["reward", "gsm8k"], "reward 'gsm8k' is the name of a plugin of posttune already"),
             (["reward", "fine", "--description", " "], "the description is empty"),
             (["reward", "fine", "--author", "bell\a"], "is not one line of text"),
             (["reward", "fine", "--in", "{missing}"], "no such folder"),

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import click
 
+from posttune.catalog import Catalog
 from posttune.cli.output import emit_json, example, json_option, only_json
 from posttune.errors import UserError
 from posttune.kinds import KINDS
@@ -44,6 +45,7 @@ def command(
         near = nearest(kind, KINDS)
         meant = f" (did you mean {near!r}?)" if near else ""
         raise UserError(f"no kind of plugin is called {kind!r}{meant}", fix=f"one of {', '.join(KINDS)}")
+    _check_free(kind, name)
     with only_json(as_json):
         from posttune.template.bake import bake
 
@@ -53,6 +55,14 @@ def command(
         return
     click.echo(f"{made}: {len(_files(made))} files")
     click.echo(f"next: cd {made} && pip install -e '.[test]' && pytest")
+
+
+def _check_free(kind: str, name: str) -> None:
+    """Refuse a name that is taken here: of two plugins with one name neither can be used."""
+    for entry in Catalog().entries(kind):
+        if entry.name == name:
+            what = f"{kind} {name!r} is the name of a plugin of {entry.distribution} already"
+            raise UserError(what, who="posttune new", fix="choose another name, or uninstall that one")
 
 
 def _files(made: Path) -> list[str]:
