@@ -12,6 +12,7 @@ from pathlib import Path
 import click
 import pytest
 from posttune._version import __version__
+from posttune.cli.failures import DISK
 from posttune.cli.lazy import LazyGroup
 from posttune.cli.main import cli, main
 from posttune.cli.output import number, plain
@@ -112,7 +113,8 @@ class TestExitCodes:
             (["verson"], 2, "no command 'verson'; did you mean 'version'?"),
             (["version", "--jsn"], 2, "--json"),
             (["config", "check"], 2, "CONFIG"),
-            (["config", "check", "no.yaml"], 2, "no.yaml: no such file"),
+            (["config", "check", "no.yaml"], 2, "no.yaml: no such file\n  next: check the path"),
+            (["init", "toy", "--in", "run.yaml/no"], 2, "Not a directory\n  next: check the path"),
             (["config", "check", "."], 2, "is a folder"),
             (["config", "check", "run.yaml", "export.modle=x"], 2, "did you mean 'model'?"),
             (["run", "run.yaml", "sead=1"], 2, "did you mean 'seed'?"),
@@ -158,7 +160,7 @@ class TestExitCodes:
 
         monkeypatch.setattr(cli, "main", fail)
         assert main([]) == code
-        assert capsys.readouterr().err == f"posttune: error: x: {error.strerror}\n"
+        assert capsys.readouterr().err == f"posttune: error: x: {error.strerror}\n  next: {DISK}\n"
 
 
 class TestConfig:

@@ -8,6 +8,8 @@ import click
 
 from posttune.errors import ConfigError, PluginError, PluginOptionsError, PosttuneError
 
+DISK = "check the path, that you may read and write there, and the room on the disk"
+
 
 def failure_of(error: BaseException) -> dict[str, Any]:
     """``code`` (the class), ``who``, ``what``, ``next``; ``problems`` and ``plugin`` where there are any."""
@@ -20,7 +22,7 @@ def failure_of(error: BaseException) -> dict[str, Any]:
         path = context.command_path if context else "posttune"
         return _failure(type(error).__name__, path, error.format_message(), f"{path} --help")
     if isinstance(error, OSError) and error.filename is not None:
-        return _failure(type(error).__name__, str(error.filename), error.strerror or str(error), "")
+        return _failure(type(error).__name__, str(error.filename), error.strerror or str(error), DISK)
     what = f"{type(error).__name__}: {error}"
     return _failure("InternalError", "posttune", what, "report this, with the traceback on stderr")
 

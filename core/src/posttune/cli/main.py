@@ -13,7 +13,7 @@ from collections.abc import Sequence
 import click
 
 from posttune._version import __version__
-from posttune.cli.failures import failure_of
+from posttune.cli.failures import DISK, failure_of
 from posttune.cli.lazy import LazyCommand, LazyGroup
 from posttune.cli.output import emit_json, example
 from posttune.errors import PosttuneError, UserError
@@ -82,7 +82,7 @@ def _explain(error: click.ClickException | click.Abort | PosttuneError | OSError
         return _report("interrupted", INTERRUPTED)
     if isinstance(error, PosttuneError):
         return _report(str(error), error.exit_code)
-    return _report(f"{error.filename}: {error.strerror}", _os_exit_code(error))
+    return _report(f"{error.filename}: {error.strerror}\n  next: {DISK}", _os_exit_code(error))
 
 
 def _answer(error: Exception, words: Sequence[str]) -> None:

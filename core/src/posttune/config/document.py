@@ -192,7 +192,8 @@ def read_text(path: Path) -> str:
     try:
         raw = path.read_bytes()
     except FileNotFoundError as error:
-        raise ConfigError([Problem("", "no such file", file)]) from error
+        fix = "check the path; `posttune init` writes a configuration to begin with"
+        raise ConfigError([Problem("", "no such file", file)], fix=fix) from error
     except IsADirectoryError as error:
         raise ConfigError([Problem("", "is a folder; name the YAML file in it", file)]) from error
     except OSError as error:

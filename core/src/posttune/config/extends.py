@@ -57,7 +57,8 @@ def _read(document: Document, path: Keys, name: str, chain: tuple[Path, ...]) ->
 
 
 def _refused(document: Document, path: Keys, message: str, suggestion: str = "") -> ConfigError:
-    return ConfigError([document.problem(path, message, suggestion)])
+    fix = "`extends:` takes one path or a list, each relative to the file that it stands in"
+    return ConfigError([document.problem(path, message, suggestion)], fix=fix)
 
 
 def merge(base: Document, change: Document) -> Document:
