@@ -74,6 +74,13 @@ def test_an_override_may_refer_and_may_replace(tmp_path: Path, variables: pytest
     assert (config.stages["rl"].steps, config.seed) == (9, 3)  # type: ignore[union-attr]
 
 
+def test_a_number_that_is_missing_is_one_problem(tmp_path: Path, variables: pytest.MonkeyPatch) -> None:
+    with pytest.raises(ConfigError) as caught:
+        load(tmp_path, TEXT, "seed=${env:PT_NO_SUCH_SEED}")
+    (problem,) = [each for each in caught.value.problems if each.path == "seed"]
+    assert "PT_NO_SUCH_SEED is not set" in problem.message
+
+
 def test_what_is_missing_is_named_with_its_line(tmp_path: Path, variables: pytest.MonkeyPatch) -> None:
     variables.delenv("PT_TOKEN")
     variables.setenv("PT_TOKENS", "x")

@@ -104,7 +104,9 @@ def _load(
     except ValidationError as error:
         problems += problem_of_key(schema_problems(error, document))
     problems += rule_problems(document)
-    return document, config, resolved.problems + without_values(problems, document, resolved.references)
+    unresolved = {each.path for each in resolved.problems}  # what stands there still is no value
+    found = without_values(problems, document, resolved.references)
+    return document, config, resolved.problems + [each for each in found if each.path not in unresolved]
 
 
 def _failure(problems: Sequence[Problem]) -> ConfigError:
