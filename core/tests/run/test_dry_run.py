@@ -241,6 +241,10 @@ class TestMachine:
         problem = only(check(config(model), "device=no_such_device"))
         assert problem.path == "device"
 
+    def test_processes_that_cannot_be_laid_out(self, model: Path) -> None:
+        problem = only(check(config(model), "parallel.data_shard=3", world=2))
+        assert problem.path == "parallel"
+
     def test_more_processes_than_sequences(self, model: Path) -> None:
         data = config(model)
         assert check(data, "sft.batch_size=2", world=2).problems == []

@@ -59,6 +59,7 @@ def dry_run(loaded: LoadedConfig, resume: bool = False, world: int = 1) -> RunCh
     where: Keys = ("device",)
     try:
         Ranks.current(loaded.config.device)
+        where = ("parallel",)
         shares = loaded.config.parallel.layout(world).data
         where = ("output",)
         plan = make_plan(loaded.config, folder, resume)
