@@ -2,7 +2,7 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help install quickstart test test-fast check lint types limits docs bench test-engines test-gpu dist readme \
+.PHONY: help install quickstart test test-fast test-long check lint types limits docs bench test-engines test-gpu dist readme \
   clean constraints
 
 PYTHON ?= python3
@@ -54,11 +54,14 @@ quickstart: $(STAMP)  ## SFT, GRPO, evaluation and export of a small model; repl
 	$(BIN)/posttune run configs/quickstart.yaml --plot
 	$(BIN)/python configs/quickstart/answer.py $(QUICK)/export "97+70="
 
-test: check  ## Lint, types, limits and every test that needs no accelerator.
-	OMP_NUM_THREADS=1 $(PYTEST) -q -n 2 --dist loadfile -m "not gpu" $(ARGS)
+test: check  ## Lint, types, limits and every test that needs neither an accelerator nor minutes.
+	OMP_NUM_THREADS=1 $(PYTEST) -q -n 2 --dist loadfile --no-loadscope-reorder -m "not gpu and not long" $(ARGS)
+
+test-long: $(STAMP)  ## The tests that take minutes, one after the other.
+	OMP_NUM_THREADS=1 $(PYTEST) -q -m "long and not gpu" -o timeout=3000 $(ARGS)
 
 test-fast: $(STAMP)  ## Tests of under five seconds, without the blocks of the documents and the long round trips.
-	OMP_NUM_THREADS=1 $(PYTEST) -q -n 2 --dist loadfile -m "not gpu and not slow and not install" \
+	OMP_NUM_THREADS=1 $(PYTEST) -q -n 2 --dist loadfile -m "not gpu and not slow and not long and not install" \
 	  --ignore=tests/test_readme.py --ignore=core/tests/data/test_round_trip.py $(ARGS)
 
 check: lint types limits  ## Lint, format, types and size limits.

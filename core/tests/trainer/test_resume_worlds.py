@@ -40,7 +40,7 @@ def run_in(world: int, jobs: list[Job]) -> None:
         job.run()
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_any_number_of_processes_goes_on_with_what_any_other_wrote(task: Path, tmp_path: Path) -> None:
     made, answers = stages(task), {name: tmp_path / f"{name}.json" for name in KINDS}
     for name in KINDS:

@@ -80,7 +80,7 @@ def alone(task: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("world", LAYOUTS)
+@pytest.mark.parametrize("world", [2, pytest.param(4, marks=pytest.mark.long)])
 def test_they_equal_one_process(task: Path, alone: Path, tmp_path: Path, world: int) -> None:
     jobs = [
         Job(tmp_path / layout / name, stages(task)[name], parallel)
