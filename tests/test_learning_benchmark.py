@@ -13,7 +13,7 @@ import pytest
 ROOT = Path(__file__).parents[1]
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_one_seed_of_a_short_version_raises_the_reward(tmp_path: Path) -> None:
     command = [sys.executable, "benchmarks/learning.py", "--folder", str(tmp_path), "--seeds", "0"]
     command += ["--algorithms", "reinforce_plus_plus", "--steps", "12"]

@@ -54,9 +54,9 @@ def test_the_position_counts_what_refills_took(task: Path, tmp_path: Path) -> No
     seen: list[Answers] = []
     with ExitStack() as stack:
         setup = toy.prepared(tmp_path, stage(task, dynamic_sampling={"max_refills": 2}), stack)
-        collect = Collector.collect
+        chosen = Collector._chosen
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(Collector, "collect", lambda *a: seen.append(collect(*a)) or seen[-1])
+            patch.setattr(Collector, "_chosen", lambda *a: seen.append(chosen(*a)) or seen[-1])
             position = toy.Position()
             for _ in range(3):
                 position = position.after(setup.work.step(position).rows)
