@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import shutil
 import tempfile
+from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -80,7 +81,7 @@ def scratch_root(folder: str | None = None) -> Path | None:
     return SHARED_MEMORY if SHARED_MEMORY.is_dir() else None
 
 
-class EngineBackend:
+class EngineBackend(ABC):
     """Starts, asks and stops a ``Link``; a subclass prepares it.
 
     A load that breaks off leaves a mixture of weights, and nothing is generated until a whole one came.
@@ -102,9 +103,9 @@ class EngineBackend:
         """Under which folder this engine's own is made; None: the system's for temporary files."""
         return scratch_root()
 
+    @abstractmethod
     def prepare(self, context: RolloutContext, scratch: Path) -> Prepared:
         """Check what can be known. Raises UserError for what would fail."""
-        raise NotImplementedError
 
     @hookimpl
     def rollout_backend_start(self, context: RolloutContext) -> BackendInfo:

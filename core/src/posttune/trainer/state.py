@@ -89,7 +89,7 @@ class Checkpoints:
         """When the block fails, what is being written is written to its end; a second Ctrl-C leaves it."""
         try:
             yield
-        except Exception:
+        except Exception:  # whatever it is: it is raised again below
             try:
                 self.written(wait=True)
             except PosttuneError as error:  # also of processes that are gone: the first error is the cause

@@ -15,6 +15,7 @@ def __getattr__(name: str) -> Any:
         raise AttributeError(name)
 
     def kernel(*arguments: Any, **named: Any) -> Any:
+        # No stub: this stands where a compiled kernel would, and what cannot be computed says so.
         raise NotImplementedError(f"sgl_kernel.{name}: this SGLang has no kernels for a CPU")
 
     kernel.__name__ = name
