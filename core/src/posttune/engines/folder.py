@@ -30,10 +30,12 @@ def folder_for(path: Path | None, live: Any, scratch: Path, who: str) -> Path:
     _refuse_cut(live, who)
     from peft import PeftModel
 
+    from posttune.models.params import merged_state
+
     folder = scratch / "model"
     if isinstance(live, PeftModel):
         inner: Any = live.get_base_model()
-        inner.save_pretrained(folder, state_dict=_merged(inner))
+        inner.save_pretrained(folder, state_dict=dict(merged_state(inner)))
     else:
         live.save_pretrained(folder)
     return folder
@@ -54,27 +56,6 @@ def save_tokenizer(tokenizer: Any, scratch: Path) -> Path | None:
         return None
     tokenizer.save_pretrained(scratch / "tokenizer")
     return scratch / "tokenizer"
-
-
-def _merged(model: nn.Module) -> dict[str, torch.Tensor]:
-    """The weights with the adapters added to them; the module keeps its own."""
-    import torch
-    from peft.tuners.lora import LoraLayer
-
-    wrapped = {name: module for name, module in model.named_modules() if isinstance(module, LoraLayer)}
-    found: dict[str, torch.Tensor] = {}
-    for name, tensor in model.state_dict().items():
-        if ".lora_" in name:
-            continue
-        layer, _, rest = name.partition(".base_layer.")
-        value = tensor.detach()
-        if rest == "weight" and layer in wrapped:
-            module: Any = wrapped[layer]
-            with torch.no_grad():
-                deltas = [module.get_delta_weight(adapter).float() for adapter in module.active_adapters]
-                value = (value.float() + sum(deltas)).to(value.dtype)
-        found[name.replace(".base_layer.", ".")] = value
-    return found
 
 
 def write_adapter(tensors: Iterable[tuple[str, torch.Tensor]], like: Path, scratch: Path, who: str) -> Path:

@@ -32,12 +32,13 @@ def named_hf_tensors(model: nn.Module, *, exact: bool = False) -> Iterator[tuple
     inner = inner_model(model)
     settle(inner)
     if _stored_differently(inner):
-        yield from revert_weight_conversion(inner, dict(_merged(inner, exact))).items()
+        yield from revert_weight_conversion(inner, dict(merged_state(inner, exact=exact))).items()
     else:
-        yield from _merged(inner, exact)
+        yield from merged_state(inner, exact=exact)
 
 
-def _merged(model: PreTrainedModel, exact: bool) -> Iterator[tuple[str, torch.Tensor]]:
+def merged_state(model: PreTrainedModel, *, exact: bool = False) -> Iterator[tuple[str, torch.Tensor]]:
+    """As `named_hf_tensors`, but named and shaped as in the module itself, without its adapters."""
     wrapped = {name: module for name, module in model.named_modules() if isinstance(module, LoraLayer)}
     seen: set[int] = set()
     for name, tensor in model.state_dict(keep_vars=True).items():

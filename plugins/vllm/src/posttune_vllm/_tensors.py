@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, cast
 
 import torch
-from posttune.engines.weights import digest
+from posttune.engines.held import held_checksums, held_tensors, without_padding
 from torch import Tensor, nn
 
 if TYPE_CHECKING:
@@ -15,7 +14,6 @@ if TYPE_CHECKING:
     from posttune_vllm.worker import Tensors
 
 READ_ROWS = 1024  # of a packed matrix that are unpacked at a time
-THREADS = 4
 
 
 def load_all(worker: Any, tensors: Tensors, version: Adapter) -> int:
@@ -45,31 +43,15 @@ def load_some(worker: Any, tensors: Tensors, version: Adapter) -> int:
 
 def checksums(model: nn.Module) -> dict[str, str]:
     """SHA-256 of each tensor by Hugging Face name, fused ones split, as the engine computes with them."""
-    with ThreadPoolExecutor(THREADS) as pool:
-        pending = {name: pool.submit(digest, tensor) for name, tensor in named_tensors(model)}
-        return {name: task.result() for name, task in pending.items()}
-
-
-def named_tensors(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
-    """The weights under the names and in the shapes of the Hugging Face files."""
     packed: dict[str, list[str]] = getattr(model, "packed_modules_mapping", {})
-    seen: set[int] = set()
-    with torch.no_grad():
-        for path, module in model.named_modules():
-            for leaf, parameter in module.named_parameters(recurse=False):
-                if id(parameter) in seen:
-                    continue
-                seen.add(id(parameter))
-                tensor = _read(module, leaf, parameter)
-                yield from _split(path.replace(".base_layer", ""), leaf, tensor, module, packed)
+    return held_checksums(held_tensors(model, packed, _read))
 
 
 def _read(module: nn.Module, leaf: str, parameter: nn.Parameter) -> Tensor:
     """A parameter as it was loaded: unpacked, and without the rows that only pad a vocabulary."""
     if leaf == "weight" and parameter.numel() == 0 and hasattr(module, "cpu_linear"):
         return _unpacked(module, parameter.dtype)
-    rows = getattr(module, "org_vocab_size", None)
-    tensor = parameter.data if rows is None else parameter.data[:rows]
+    tensor = without_padding(module, parameter)
     return tensor.to(_dtype(module, tensor))
 
 
@@ -94,18 +76,6 @@ def _dtype(module: nn.Module, tensor: Tensor) -> torch.dtype:
     if hasattr(module, "cpu_linear") and isinstance(weight, Tensor) and tensor.dim() == 1:
         return weight.dtype
     return tensor.dtype
-
-
-def _split(
-    path: str, leaf: str, tensor: Tensor, module: nn.Module, packed: dict[str, list[str]]
-) -> Iterator[tuple[str, Tensor]]:
-    parent, _, last = path.rpartition(".")
-    names, sizes = packed.get(last), cast("Sequence[int] | None", getattr(module, "output_sizes", None))
-    if names is None or sizes is None or len(names) != len(sizes) or sum(sizes) != tensor.shape[0]:
-        yield f"{path}.{leaf}", tensor
-        return
-    for name, part in zip(names, tensor.split(list(sizes)), strict=True):
-        yield f"{parent}.{name}.{leaf}" if parent else f"{name}.{leaf}", part
 
 
 def _load_plain(model: nn.Module, tensors: Any) -> set[str] | None:
