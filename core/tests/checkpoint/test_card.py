@@ -44,7 +44,7 @@ def run(tmp_path: Path) -> Path:
     run.mkdir()
     (run / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines) + '{"cut')
     (run / "resolved.yaml").write_text(RESOLVED)
-    store.save(
+    store.begin(
         run / "checkpoints",
         6,
         model=actor.model,
@@ -53,7 +53,7 @@ def run(tmp_path: Path) -> Path:
         tokenizer=actor.tokenizer,
         config={},
         parts={"critic": Part(critic.model)},
-    )
+    ).complete()
     return run
 
 
@@ -123,7 +123,7 @@ def test_a_critic_of_adapters(tmp_path: Path) -> None:
     base = tiny_model(tmp_path / "base", layers=1)
     lora = ModelConfig(path=str(base), lora=LoraConfig(rank=2))
     actor, critic = load_model(lora, base, seed=0), load_critic(lora, base, seed=0)
-    path = store.save(
+    path = store.begin(
         tmp_path / "run",
         1,
         model=actor.model,
@@ -133,6 +133,6 @@ def test_a_critic_of_adapters(tmp_path: Path) -> None:
         config={},
         base=base,
         parts={"critic": Part(critic.model, None, base)},
-    )
+    ).complete()
     assert main(["export", str(path), "--to", str(tmp_path / "out"), "--part", "critic"]) == 0
     assert AutoModelForSequenceClassification.from_pretrained(tmp_path / "out").config.num_labels == 1

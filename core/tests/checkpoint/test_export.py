@@ -49,7 +49,7 @@ def trained(
 
 
 def sources(folder: Path, loaded: LoadedModel) -> list[ModelSource]:
-    path = store.save(
+    path = store.begin(
         folder / "checkpoints",
         1,
         model=loaded.model,
@@ -58,7 +58,7 @@ def sources(folder: Path, loaded: LoadedModel) -> list[ModelSource]:
         tokenizer=loaded.tokenizer,
         config={},
         base=loaded.base,
-    )
+    ).complete()
     return [LiveModel(loaded.model, loaded.tokenizer), open_source(path)]
 
 

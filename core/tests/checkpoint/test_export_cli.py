@@ -28,7 +28,7 @@ def run(tmp_path: Path) -> Path:
     base = tiny_model(tmp_path / "base", layers=1)
     loaded = load_model(ModelConfig(path=str(base), lora=LoraConfig(rank=2)), base, seed=0)
     checkpoints = tmp_path / "run" / "checkpoints"
-    store.save(
+    store.begin(
         checkpoints,
         7,
         model=loaded.model,
@@ -37,7 +37,7 @@ def run(tmp_path: Path) -> Path:
         tokenizer=loaded.tokenizer,
         config={},
         base=base,
-    )
+    ).complete()
     return tmp_path / "run"
 
 

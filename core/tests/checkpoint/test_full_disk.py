@@ -73,7 +73,7 @@ def sources(run: Run, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Mod
     save_tokenizer(TOKENIZER, folder / "base")
     loaded = load_model(ModelConfig(lora=LoraConfig(rank=2)), folder / "base", seed=0)
     data: dict[str, Any] = {"state": {}, "config": {}, "tokenizer": TOKENIZER, "optimizer": None}
-    adapters = store.save(folder / "adapters", 1, model=loaded.model, base=loaded.base, **data)
+    adapters = store.begin(folder / "adapters", 1, model=loaded.model, base=loaded.base, **data).complete()
     return {"hf": open_source(whole), "lora_adapter": open_source(adapters)}
 
 

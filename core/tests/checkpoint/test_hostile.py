@@ -35,7 +35,9 @@ def checkpoint(tmp_path: Path) -> Path:
     sizes = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 1}
     tokenizer = byte_tokenizer()
     model = new_model({"model_type": "llama", **sizes}, tokenizer, seed=0)
-    return store.save(tmp_path, 1, model=model, optimizer=None, state={}, tokenizer=tokenizer, config={})
+    return store.begin(
+        tmp_path, 1, model=model, optimizer=None, state={}, tokenizer=tokenizer, config={}
+    ).complete()
 
 
 def replace(checkpoint: Path, name: str, data: bytes) -> None:

@@ -36,7 +36,7 @@ optimizer = torch.optim.AdamW(model.parameters())
 
 def save(folder, step):
     data = {"state": {"step": step}, "config": {}}
-    store.save(folder, step, model=model, optimizer=optimizer, tokenizer=tokenizer, **data)
+    begin(folder, step, model=model, optimizer=optimizer, tokenizer=tokenizer, **data).complete()
 
 
 def save_in_background(folder, step):
@@ -146,7 +146,7 @@ def adapters():
     config = ModelConfig(path=str(root / "base"), lora=LoraConfig(rank=2))
     loaded = load_model(config, root / "base", seed=0)
     data = {"optimizer": None, "state": {}, "config": {}, "tokenizer": tokenizer, "base": loaded.base}
-    return store.save(root / "adapters", 1, model=loaded.model, **data)
+    return begin(root / "adapters", 1, model=loaded.model, **data).complete()
 
 
 save(root / "template", 1)

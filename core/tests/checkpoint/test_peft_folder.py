@@ -58,7 +58,7 @@ def shake(model: torch.nn.Module) -> None:
 
 
 def checkpoint(folder: Path, loaded: LoadedModel) -> Path:
-    return store.save(
+    return store.begin(
         folder,
         1,
         model=loaded.model,
@@ -67,7 +67,7 @@ def checkpoint(folder: Path, loaded: LoadedModel) -> Path:
         tokenizer=loaded.tokenizer,
         config={},
         base=loaded.base,
-    )
+    ).complete()
 
 
 @pytest.fixture(scope="module")

@@ -34,7 +34,7 @@ def trained(folder: Path, lora: LoraConfig | None = None) -> LoadedModel:
 
 
 def save(folder: Path, step: int, loaded: LoadedModel) -> Path:
-    return store.save(
+    return store.begin(
         folder,
         step,
         model=loaded.model,
@@ -43,7 +43,7 @@ def save(folder: Path, step: int, loaded: LoadedModel) -> Path:
         tokenizer=loaded.tokenizer,
         config={},
         base=loaded.base,
-    )
+    ).complete()
 
 
 def logits(model: torch.nn.Module) -> torch.Tensor:

@@ -53,7 +53,7 @@ def train(loaded: LoadedModel, optimizer: Optimizer, steps: int) -> list[float]:
 
 
 def save(folder: Path, step: int, loaded: LoadedModel, optimizer: Optimizer | None, **more: Any) -> Path:
-    return store.save(
+    return store.begin(
         folder,
         step,
         model=loaded.model,
@@ -62,7 +62,7 @@ def save(folder: Path, step: int, loaded: LoadedModel, optimizer: Optimizer | No
         tokenizer=loaded.tokenizer,
         config={"seed": 5},
         base=loaded.base,
-    )
+    ).complete()
 
 
 def seed_all(seed: int) -> None:

@@ -46,7 +46,7 @@ def test_resume_and_export(tmp_path: Path, dtype: str, lora: LoraConfig | None) 
     torch.manual_seed(1)
     loaded, optimizer = begin(folder, dtype, lora)
     train(loaded, optimizer, 3)
-    path = store.save(
+    path = store.begin(
         tmp_path / "run",
         3,
         model=loaded.model,
@@ -55,7 +55,7 @@ def test_resume_and_export(tmp_path: Path, dtype: str, lora: LoraConfig | None) 
         tokenizer=loaded.tokenizer,
         config={},
         base=loaded.base,
-    )
+    ).complete()
     expected = train(loaded, optimizer, 2)
     torch.manual_seed(99)
     again, second = begin(folder, dtype, lora)

@@ -51,7 +51,7 @@ class Both:
         return losses
 
     def save(self, where: Path, parts: Mapping[str, Part] | None = None) -> Path:
-        return store.save(
+        return store.begin(
             where,
             1,
             model=self.actor.model,
@@ -61,7 +61,7 @@ class Both:
             config={},
             base=self.actor.base,
             parts=self.parts if parts is None else parts,
-        )
+        ).complete()
 
     def load(self, path: Path) -> dict[str, int]:
         return store.load(path, model=self.actor.model, optimizer=self.optimizers[0], parts=self.parts)

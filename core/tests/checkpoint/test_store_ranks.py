@@ -40,7 +40,7 @@ optimizer.step()
 
 def save(folder):
     data = {"state": {"rank": ranks.rank}, "tokenizer": tokenizer, "config": {}, "ranks": ranks}
-    return store.save(folder, 1, model=model, optimizer=optimizer, **data)
+    return store.begin(folder, 1, model=model, optimizer=optimizer, **data).complete()
 
 
 torch.manual_seed(100 + ranks.rank)
@@ -98,7 +98,7 @@ def test_two_processes(tmp_path: Path) -> None:
         store.load(path, model=model, optimizer=optimizer, ranks=Ranks(rank=rank))
     weights = [file for file in (path / store.TENSORS).iterdir() if file.suffix == ".distcp"]
     whole = sum(file.stat().st_size for file in weights)
-    one = store.save(
+    one = store.begin(
         tmp_path / "alone",
         1,
         model=model,
@@ -106,6 +106,6 @@ def test_two_processes(tmp_path: Path) -> None:
         state={},
         tokenizer=byte_tokenizer(),
         config={},
-    )
+    ).complete()
     alone = sum(file.stat().st_size for file in (one / store.TENSORS).glob("*.distcp"))
     assert whole < 1.5 * alone  # what both ranks hold is written once

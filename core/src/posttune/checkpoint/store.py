@@ -13,7 +13,6 @@ from typing import Any
 import torch
 from torch import nn
 from torch.optim import Optimizer
-from transformers import PreTrainedTokenizerBase
 
 from posttune.checkpoint import dcp, rng, training_state
 from posttune.checkpoint.layout import FORMAT as FORMAT
@@ -44,43 +43,8 @@ from posttune.checkpoint.parts import (
     start_of,
     weights_to_fill,
 )
-from posttune.checkpoint.writing import begin
+from posttune.checkpoint.writing import begin as begin
 from posttune.distributed.ranks import Ranks
-
-
-def save(
-    folder: Path,
-    step: int,
-    *,
-    model: nn.Module,
-    optimizer: Optimizer | None,
-    state: Mapping[str, Any],
-    tokenizer: PreTrainedTokenizerBase,
-    config: Mapping[str, Any],
-    ranks: Ranks | None = None,
-    base: Path | None = None,
-    parts: Mapping[str, Part] | None = None,
-) -> Path:
-    """Write ``folder/global_step_<step>`` and return its path. Every rank calls it.
-
-    ``state`` and ``config`` (the resolved run) are JSON data. ``base``: the folder whose weights the
-    adapters belong to; without it all weights are kept. ``parts``: models beside the main one by
-    name, each with its optimiser, such as a critic. A checkpoint of that step gives way.
-    Raises `CheckpointError`, and then leaves no trace.
-    """
-    draft = begin(
-        folder,
-        step,
-        model=model,
-        optimizer=optimizer,
-        state=state,
-        tokenizer=tokenizer,
-        config=config,
-        ranks=ranks,
-        base=base,
-        parts=parts,
-    )
-    return draft.complete()
 
 
 def load(

@@ -85,9 +85,11 @@ def begin(
 ) -> Draft:
     """Take down everything but the tensors of ``folder/global_step_<step>``. Every rank calls it.
 
-    ``copy``: the tensors are copied to the host's memory, so that training may go on before the draft
-    is completed; ``background`` then are the ranks with a process group of its own for that.
-    The other arguments are those of `store.save`. Raises `CheckpointError`, and then leaves no trace.
+    ``state`` and ``config`` (the resolved run) are JSON data. ``base``: the folder whose weights the adapters
+    belong to; without it all weights are kept. ``parts``: models beside the main one by name, each with its
+    optimiser. ``copy``: of the tensors, in the host's memory, so that training may go on before the draft is
+    completed; ``background``: the ranks with a process group of its own for that. A checkpoint of that
+    step gives way. Raises `CheckpointError`, and then leaves no trace.
     """
     ranks = ranks or Ranks()
     path = folder / f"global_step_{step}"
