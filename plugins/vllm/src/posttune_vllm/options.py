@@ -5,15 +5,14 @@ from __future__ import annotations
 from typing import Any, Literal
 from urllib.parse import urlsplit
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+from posttune.engines.options import CommonOptions
+from pydantic import Field, field_validator, model_validator
 
 MEGABYTE = 1 << 20
 
 
-class VllmOptions(BaseModel):
+class VllmOptions(CommonOptions):
     """Options of the `vllm` engine."""
-
-    model_config = ConfigDict(extra="forbid", strict=True, frozen=True, allow_inf_nan=False)
 
     process: Literal["child", "inline"] = Field(
         "child",
@@ -30,40 +29,17 @@ class VllmOptions(BaseModel):
         description="Share of the GPU's memory that the engine may take, weights included. Defaults to "
         "resources.memory_share, else to 0.45 beside a trainer and 0.9 alone.",
     )
-    cache_mb: int | None = Field(
-        None,
-        gt=0,
-        description="Memory of the key-value cache, MB. Defaults to what the share of a GPU leaves; on a "
-        "CPU to what resources.max_sequences sequences need, at most 2048.",
-    )
     enforce_eager: bool | None = Field(
         None, description="No compilation and no CUDA graphs. Defaults to true on a CPU and false on a GPU."
-    )
-    dtype: Literal["float32", "bfloat16", "float16"] | None = Field(
-        None, description="Of the engine's weights; defaults to the trainer's."
-    )
-    prefix_caching: bool = Field(
-        True, description="Keep the cache of prompts that were seen, until new weights."
     )
     logprobs: Literal["auto", "always", "never"] = Field(
         "auto",
         description="Log-probabilities of the sampled tokens: where the trainer asks for them, always, or "
         "never. They cost vLLM about a fifth of its speed.",
     )
-    bucket_mb: int = Field(
-        512,
-        gt=0,
-        description="Weights handed over at a time, MB; a larger tensor goes by itself.",
-    )
-    verify: Literal["first", "always", "never"] = Field(
-        "first",
-        description="After which loads every tensor is read back from the engine and compared by checksum.",
-    )
-    sleep: bool = Field(True, description="On a GPU: free the engine's memory while the trainer works.")
     lora_rank: int = Field(
         0, ge=0, le=512, description="Largest rank of adapters that are loaded as such; 0: none are."
     )
-    start_timeout_s: float = Field(900.0, gt=0, description="Seconds that the engine may take to start.")
     request_timeout_s: float = Field(600.0, gt=0, description="Seconds for one request to a server.")
     retries: int = Field(
         3, ge=0, description="Further attempts of a server's request that failed in passing."
