@@ -192,7 +192,8 @@ def test_in_words_a_fault_has_its_code_and_command(install: Install, python: Pyt
     done = python("-m", "posttune", "doctor", path=install(engined("engineless", "no-such-engine")))
     assert done.returncode == 0
     assert 'engine-missing; next: pip install "posttune-engineless[engine]"' in done.stdout
-    assert re.search(r"\b0 errors, [1-9]\d* warnings", done.stdout)  # engines of our own are missing too
+    warned = re.findall(r"^! ", done.stdout, re.MULTILINE)  # engines of our own may be missing too
+    assert f"0 errors, {len(warned)} warnings" in done.stdout
 
 
 def test_core_comes_first_and_names_are_canonical(install: Install) -> None:
