@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-import importlib.metadata
 import json
 import subprocess
 import sys
 from collections.abc import Mapping
-from importlib.machinery import ModuleSpec
 from pathlib import Path
 from typing import Any
 
-import posttune.engines.installed as installed
 import pytest
 from packaging.version import Version
 from posttune.engines.problems import Told
 from posttune.errors import PosttuneError, RunError, UserError
+from posttune.testing.engine_tests import pretend
 from posttune.types import Resources, RolloutContext, Sampling
 from posttune_sglang import SglangBackend, SglangOptions, adapters, arguments, environment, shim
 from posttune_sglang.installed import SGLANG
@@ -40,23 +38,8 @@ def machine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Any:
     """An environment with these distributions and no other engine or torch."""
 
     def install(versions: Mapping[str, str], requires: list[str] | None = None) -> None:
-        folder = tmp_path / "sglang"
-        (folder / "srt").mkdir(parents=True, exist_ok=True)
-        (folder / "srt" / "server_args.py").write_text(ARGUMENTS, "utf-8")
-
-        def version(name: str) -> str:
-            if name not in versions:
-                raise importlib.metadata.PackageNotFoundError(name)
-            return versions[name]
-
-        def spec(name: str) -> ModuleSpec | None:
-            found = ModuleSpec(name, None, is_package=True)
-            found.submodule_search_locations = [str(folder)]
-            return found
-
-        monkeypatch.setattr(installed.metadata, "version", version)
-        monkeypatch.setattr(installed.metadata, "requires", lambda name: requires)
-        monkeypatch.setattr(installed, "find_spec", spec)
+        asked = {name: requires or [] for name in versions}
+        pretend(monkeypatch, versions, asked, tmp_path / "sglang", {"srt/server_args.py": ARGUMENTS})
 
     return install
 

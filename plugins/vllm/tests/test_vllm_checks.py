@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import importlib.metadata
 from collections.abc import Mapping
-from importlib.machinery import ModuleSpec
 from pathlib import Path
 from typing import Any
 
-import posttune.engines.installed as installed
 import pytest
 from packaging.version import Version
 from posttune.engines.facts import Facts
 from posttune.engines.problems import Told
 from posttune.errors import PosttuneError, RunError, UserError
+from posttune.testing.engine_tests import pretend
 from posttune.types import Resources, RolloutContext, Sampling
 from posttune_vllm import VllmOptions, adapters, arguments, environment
 from posttune_vllm.installed import VLLM
@@ -46,23 +44,7 @@ def machine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Any:
     """An environment with these distributions and no other engine or torch."""
 
     def install(versions: Mapping[str, str], requires: Mapping[str, list[str]] | None = None) -> None:
-        folder = tmp_path / "vllm"
-        (folder / "engine").mkdir(parents=True, exist_ok=True)
-        (folder / "engine" / "arg_utils.py").write_text(ARGUMENTS, "utf-8")
-
-        def version(name: str) -> str:
-            if name not in versions:
-                raise importlib.metadata.PackageNotFoundError(name)
-            return versions[name]
-
-        def spec(name: str) -> ModuleSpec | None:
-            found = ModuleSpec(name, None, is_package=True)
-            found.submodule_search_locations = [str(folder)]
-            return found
-
-        monkeypatch.setattr(installed.metadata, "version", version)
-        monkeypatch.setattr(installed.metadata, "requires", lambda name: (requires or {}).get(name))
-        monkeypatch.setattr(installed, "find_spec", spec)
+        pretend(monkeypatch, versions, requires or {}, tmp_path / "vllm", {"engine/arg_utils.py": ARGUMENTS})
 
     return install
 

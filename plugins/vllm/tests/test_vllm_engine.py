@@ -5,11 +5,9 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -17,43 +15,23 @@ pytest.importorskip("vllm", reason="needs the engine: make test-engines")
 
 import torch
 from peft import LoraConfig, get_peft_model
-from posttune.config.models import PluginRef
-from posttune.errors import PosttuneError, RunError, UserError
-from posttune.facade import RolloutEngine, build_rollout
+from posttune.errors import UserError
+from posttune.testing.engine_tests import (
+    ASKED,
+    GREEDY,
+    assert_likeliest,
+    assert_mended,
+    context,
+    refused,
+    started,
+)
 from posttune.testing.tiny import tiny_model
-from posttune.types import Completion, Request, Resources, RolloutContext, Sampling
+from posttune.types import Resources
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 pytestmark = pytest.mark.engine
 
-GREEDY = Sampling(temperature=0, max_new_tokens=8)
-ASKED = [Request(f"r{i}", tuple(range(40 + i, 50)), 7 * i) for i in range(4)]
-
-
-def context(folder: Path | None, **fields: Any) -> RolloutContext:
-    plain = RolloutContext(folder, None, "float32", "cpu", 0, 64, Resources(max_sequences=8))
-    return replace(plain, **fields)
-
-
-@contextmanager
-def engine(
-    folder: Path | None, told: RolloutContext | None = None, **options: Any
-) -> Iterator[RolloutEngine]:
-    with build_rollout(PluginRef(name="vllm", options=options)) as made:
-        made.start(told or context(folder))
-        yield made
-
-
-def likeliest(model: Any, answers: list[Completion]) -> None:
-    """Every token is the model's own argmax, or as good as it."""
-    prompts = {request.id: request.prompt_ids for request in ASKED}
-    for answer in answers:
-        prompt = prompts[answer.request_id]
-        with torch.no_grad():
-            logits = model(input_ids=torch.tensor([[*prompt, *answer.token_ids]]), use_cache=False).logits[0]
-        rows = logits[len(prompt) - 1 : -1]
-        chosen = rows.gather(-1, torch.tensor(answer.token_ids)[:, None])[:, 0]
-        assert float((rows.max(-1).values - chosen).max()) < 1e-3
+engine, start_refused = partial(started, "vllm"), partial(refused, "vllm")
 
 
 @pytest.fixture(scope="module")
@@ -63,23 +41,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_a_load_that_breaks_off_in_the_middle_is_mended_by_the_next(folder: Path) -> None:
     model = AutoModelForCausalLM.from_pretrained(folder)
-    good = {name: tensor.detach() for name, tensor in model.state_dict().items()}
-    assert sum(tensor.numel() for tensor in good.values()) > 3 << 18, "several buckets of a megabyte"
     with engine(folder, bucket_mb=1, verify="always") as made:
-        made.load_weights(iter(good.items()), 1)
-        names = list(good)
-        broken = [(name, good[name]) for name in names[:-2]] + [
-            ("model.nrom.weight", good["model.norm.weight"])
-        ]
-        with pytest.raises(RunError, match=r"did you mean 'model\.norm\.weight'"):
-            made.load_weights(iter(broken), 2)
-        with pytest.raises(RunError, match="holds a mixture"):
-            made.generate(ASKED, GREEDY)
-        with torch.no_grad():
-            for parameter in model.parameters():
-                parameter.mul_(1.5)
-        made.load_weights(iter(model.state_dict().items()), 3)
-        likeliest(model, made.generate(ASKED, GREEDY))
+        assert_mended(made, model)
 
 
 def test_log_probabilities_are_a_choice(folder: Path) -> None:
@@ -110,7 +73,7 @@ def test_an_adapter_is_applied_and_replaced(folder: Path, tmp_path: Path) -> Non
             made.load_weights(iter(state.items()), version, adapter=str(tmp_path / "adapter"))
             answers = made.generate(ASKED, GREEDY)
             assert {answer.weight_version for answer in answers} == {version}
-            likeliest(tuned, answers)
+            assert_likeliest(tuned, answers)
         with pytest.raises(UserError, match="adapter_config"):
             made.load_weights(iter(state.items()), 3, adapter=str(tmp_path))
 
@@ -123,34 +86,27 @@ def test_a_model_without_a_folder_is_served_from_the_live_one(folder: Path) -> N
             if "lora_" in name:
                 parameter.normal_(std=0.3)
     with engine(None, context(None, live_model=tuned)) as made:
-        likeliest(tuned, made.generate(ASKED, GREEDY))
-
-
-def refused(folder: Path, told: RolloutContext | None = None, **options: Any) -> PosttuneError:
-    with pytest.raises(PosttuneError) as caught, engine(folder, told, **options):
-        pass
-    assert "next: " in str(caught.value)
-    return caught.value
+        assert_likeliest(tuned, made.generate(ASKED, GREEDY))
 
 
 def test_starts_that_fail_say_why(folder: Path, tmp_path: Path) -> None:
     small = tiny_model(tmp_path / "small", head_dim=16)
-    assert "heads of 16" in str(refused(small))
+    assert "heads of 16" in str(start_refused(small))
     assert "no argument 'blok_size' (did you mean 'block_size'?)" in str(
-        refused(folder, engine={"blok_size": 1})
+        start_refused(folder, engine={"blok_size": 1})
     )
-    assert "decided by" in str(refused(folder, engine={"max_model_len": 9}))
-    assert "the model takes 2048" in str(refused(folder, context(folder, max_length=4096)))
+    assert "decided by" in str(start_refused(folder, engine={"max_model_len": 9}))
+    assert "the model takes 2048" in str(start_refused(folder, context(folder, max_length=4096)))
     assert "runs on a CPU" in str(
-        refused(folder, context(folder, resources=Resources(tensor_parallel_size=2)))
+        start_refused(folder, context(folder, resources=Resources(tensor_parallel_size=2)))
     )
-    wrong = refused(folder, engine={"block_size": 16})
+    wrong = start_refused(folder, engine={"block_size": 16})
     assert "vLLM has no attention" in str(wrong)
     odd = tiny_model(tmp_path / "odd")
     config = json.loads((odd / "config.json").read_text("utf-8"))
     config |= {"architectures": ["NoSuchForCausalLM"], "model_type": "no_such"}
     (odd / "config.json").write_text(json.dumps(config), "utf-8")
-    unknown = refused(odd)
+    unknown = start_refused(odd)
     assert isinstance(unknown, UserError)
     assert "does not know this model" in str(unknown)
 
