@@ -104,22 +104,16 @@ TORCHRUN = [
 
 
 @pytest.mark.slow
-def test_a_rank_that_is_killed() -> None:
-    config("killed", data_shard=-1)
+@pytest.mark.parametrize(
+    ("reward", "parallel", "said"),
+    [("killed", {"data_shard": -1}, "was ended by signal SIGKILL"), ("raises", {}, "no such score")],
+)
+def test_a_rank_that_ends(reward: str, parallel: dict[str, int], said: str) -> None:
+    config(reward, **parallel)
     ended = run_two(OURS)
     assert ended.code == 1
     assert "posttune: error: rank 1, stage 'rl'" in ended.said
-    assert "was ended by signal SIGKILL" in ended.said
-    assert ended.said.count("posttune: error") == 1
-
-
-@pytest.mark.slow
-def test_a_rank_that_raises() -> None:
-    config("raises")
-    ended = run_two(OURS)
-    assert ended.code == 1
-    assert "posttune: error: rank 1, stage 'rl'" in ended.said
-    assert "no such score" in ended.said
+    assert said in ended.said
     assert ended.said.count("posttune: error") == 1
 
 

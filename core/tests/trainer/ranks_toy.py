@@ -91,6 +91,14 @@ def recording(path: Path) -> Iterator[None]:
     path.write_text(json.dumps(found))
 
 
+def run_alone(folder: Path, stages: Mapping[str, Mapping[str, Any]]) -> Path:
+    """One process's run folder of every stage in ``folder``, and beside each what its engine answered."""
+    for name, stage in stages.items():
+        with recording(folder / f"{name}.json"):
+            Job(folder / name, stage).run()
+    return folder
+
+
 @contextmanager
 def replayed(path: Path | None) -> Iterator[None]:
     """Answer with what another run wrote down; nothing is generated."""

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import trainer_toy as toy
-from ranks_toy import SMOOTH, Job, assert_equal_runs, recording, run_ranks
+from ranks_toy import SMOOTH, Job, assert_equal_runs, run_alone, run_ranks
 
 KINDS = ("sft", "grpo", "dr_grpo", "gspo", "ppo")
 """Means over tokens, of sequences, over a fixed length, ratios of whole sequences, and a critic."""
@@ -62,11 +62,7 @@ def stages(task: Path) -> dict[str, dict[str, Any]]:
 @pytest.fixture(scope="module")
 def plain(task: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Each kind as it is by default, and what its engine answered."""
-    folder = tmp_path_factory.mktemp("plain")
-    for name, stage in stages(task).items():
-        with recording(folder / f"{name}.json"):
-            Job(folder / name, stage).run()
-    return folder
+    return run_alone(tmp_path_factory.mktemp("plain"), stages(task))
 
 
 @pytest.mark.slow

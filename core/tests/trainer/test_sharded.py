@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import trainer_toy as toy
-from ranks_toy import SMOOTH, Job, assert_equal_runs, recording, run_ranks
+from ranks_toy import SMOOTH, Job, assert_equal_runs, run_alone, run_ranks
 
 EVERY = ("sft", "sft-lora", "grpo", "grpo-lora", "ppo", "greedy", "refills")
 KEPT = {"data_shard": -1, "reshard_after_forward": False}
@@ -72,11 +72,7 @@ def stages(task: Path) -> dict[str, dict[str, Any]]:
 @pytest.fixture(scope="module")
 def alone(task: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The run folder of one process for every stage, and the answers that its engine gave."""
-    folder = tmp_path_factory.mktemp("alone")
-    for name, stage in stages(task).items():
-        with recording(folder / f"{name}.json"):
-            Job(folder / name, stage).run()
-    return folder
+    return run_alone(tmp_path_factory.mktemp("alone"), stages(task))
 
 
 @pytest.mark.slow

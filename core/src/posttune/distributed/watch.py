@@ -22,10 +22,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from posttune.errors import RunError
-
-LAUNCHED = "POSTTUNE_LAUNCHED"  # see posttune.run.failure
-STATUS = "POSTTUNE_STATUS"
-"""Names the folder in which a launcher wants to read what each process does."""
+from posttune.failure import LAUNCHED, STATUS, late, record
 
 GRACE_S = 3.0  # a group's own deadline comes first where it has one
 _BETWEEN_S = 0.3  # stacks of one process after the other
@@ -149,14 +146,12 @@ def _watch(event: threading.Event, deadline_s: float) -> None:
     while not event.wait(min(1.0, deadline_s / 4)):
         if LAUNCHED in os.environ and os.getppid() != parent:  # the launcher was killed: nobody waits for us
             os._exit(1)
-        late = [what for what, since in _now.waits[:1] if time.monotonic() - since > deadline_s + GRACE_S]
-        if late:
-            _end(f"waited over {deadline_s:g} s for {late[0]}")
+        overdue = [what for what, since in _now.waits[:1] if time.monotonic() - since > deadline_s + GRACE_S]
+        if overdue:
+            _end(f"waited over {deadline_s:g} s for {overdue[0]}")
 
 
 def _end(why: str) -> None:
-    from posttune.run.failure import late, record
-
     dump_stacks()
     record(late(why, where()))
     if LAUNCHED not in os.environ:

@@ -15,7 +15,7 @@ from types import FrameType
 from typing import Any
 
 from posttune.errors import PosttuneError, RunError
-from posttune.run.failure import LAUNCHED, STATUS, read_records, rebuilt
+from posttune.failure import LAUNCHED, STATUS, read_records, rebuilt
 from posttune.run.keeper import Keeper
 
 SHUTDOWN_SECONDS = 10
