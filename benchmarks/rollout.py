@@ -154,6 +154,7 @@ def bare_sglang(options: argparse.Namespace, folder: Path) -> tuple[Callable[[li
 
     began = time.perf_counter()
     arguments: dict[str, Any] = {"load_format": "dummy"} if options.model is None else {}
+    arguments["disable_cuda_graph"] = options.options.get("enforce_eager", options.device == "cpu")
     if options.device == "cpu":
         arguments |= {"device": "cpu", "attention_backend": "torch_native", "sampling_backend": "pytorch"}
     engine = sglang.Engine(

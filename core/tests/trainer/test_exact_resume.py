@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -25,9 +26,12 @@ torch.set_num_threads(1)
 sys.path.insert(0, sys.argv[1])
 from pathlib import Path
 import trainer_toy as toy
+from posttune.distributed.ranks import Ranks
 from posttune.facade import Observers
 from posttune.run.stages import InterruptFlag
 number, place, count = int(sys.argv[4]), sys.argv[5], int(sys.argv[6])
+device, resume = torch.device(sys.argv[7]), sys.argv[8:] == ["resume"]
+torch.use_deterministic_algorithms(device.type == "cuda", warn_only=True)
 owner = Observers if place == "step" else torch.autograd
 function, calls = getattr(owner, place), []
 def watched(*args, **kwargs):
@@ -38,20 +42,39 @@ def watched(*args, **kwargs):
     return result
 setattr(owner, place, watched)
 with InterruptFlag().installed() as flag:
-    toy.run_stage(Path(sys.argv[2]), json.loads(sys.argv[3]), interrupt=flag, observers=toy.EVERYTHING)
+    toy.run_stage(
+        Path(sys.argv[2]),
+        json.loads(sys.argv[3]),
+        interrupt=flag,
+        observers=toy.EVERYTHING,
+        ranks=Ranks(device=device),
+        resume=resume,
+    )
 """
+NEVER = 1 << 30
 
 
-def struck(output: Path, stage: dict[str, Any], number: signal.Signals, place: str, count: int) -> int:
+def struck(
+    output: Path,
+    stage: dict[str, Any],
+    number: signal.Signals,
+    place: str,
+    count: int,
+    *,
+    device: str = "cpu",
+    resume: bool = False,
+) -> int:
     """Run the stage in a process of its own, which gets a signal after the ``count``-th call of ``place``.
 
     ``place``: "step", when the line of a step is written, or "backward", of one micro-batch.
     Returns the exit status.
     """
     here = str(Path(__file__).parent)
-    command = [sys.executable, "-c", RUN, here, str(output), json.dumps(stage)]
-    done = subprocess.run([*command, str(int(number)), place, str(count)], check=False, timeout=500)
-    return done.returncode
+    command = [sys.executable, "-c", RUN, here, str(output), json.dumps(stage), str(int(number)), place]
+    command += [str(count), device, *(["resume"] if resume else [])]
+    # Deterministic sums of cuBLAS, as torch's documents ask for them.
+    settings = {**os.environ, "CUBLAS_WORKSPACE_CONFIG": ":4096:8"}
+    return subprocess.run(command, check=False, timeout=500, env=settings).returncode
 
 
 def stages(task: Path, kind: str) -> dict[str, Any]:
@@ -101,6 +124,21 @@ def test_killed_and_resumed_equals_never_stopped(
     if kind != "sft":
         coefficients = {line["kl_coef"] for line in toy.metrics(whole)}
         assert len(coefficients) > 3  # the controller did move
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU")
+@pytest.mark.parametrize("kind", KINDS)
+def test_killed_and_resumed_on_a_gpu_in_bfloat16(task: Path, tmp_path: Path, kind: str) -> None:
+    """With torch's deterministic algorithms: without them a GPU's sums differ from run to run."""
+    model = {"model": {"path": str(task / "model"), "dtype": "bfloat16"}}
+    stage = toy.merged(stages(task, kind), model)
+    whole, parts, kill = tmp_path / "whole", tmp_path / "parts", signal.SIGKILL
+    assert struck(whole, stage, kill, "step", NEVER, device="cuda") == 0
+    assert struck(parts, stage, kill, "step", 5, device="cuda") == -kill
+    assert len(toy.metrics(parts)) == 5
+    assert struck(parts, stage, kill, "step", NEVER, device="cuda", resume=True) == 0
+    toy.assert_same_run(whole, parts, 8)
 
 
 @pytest.mark.slow
