@@ -71,6 +71,22 @@ def test_these_commands_are_light(arguments: list[str], tmp_path: Path) -> None:
     assert reported(code, tmp_path) == [0, []]
 
 
+def test_a_model_without_adapters_needs_no_peft(tmp_path: Path) -> None:
+    """It would take as long again as transformers to import."""
+    code = """
+import posttune.checkpoint.sources, posttune.distributed.sharding, posttune.trainer.rl, posttune.trainer.sft
+from pathlib import Path
+from posttune.config.models import ModelConfig
+from posttune.models.load import load_model
+from posttune.models.params import named_hf_tensors
+from posttune.testing.tiny import tiny_model
+folder = tiny_model(Path("model"))
+loaded = load_model(ModelConfig(path=str(folder)), folder, seed=0)
+report(["peft" in heavy(), loaded.lora, len(list(named_hf_tensors(loaded.model))) > 0])
+"""
+    assert reported(code, tmp_path) == [False, False, True]
+
+
 def test_the_help_of_every_command_is_light(tmp_path: Path) -> None:
     code = """
 from posttune.cli.main import COMMANDS, main

@@ -9,7 +9,7 @@ import importlib
 import json
 import os
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cache
 from importlib.metadata import Distribution, EntryPoint
@@ -75,11 +75,11 @@ class KindManager(NamedExtensionManager[Any]):
     """Loads one named entry point of one kind, and lets every error of its import through.
 
     stevedore's own listing comes from a cache on disk that can be stale for minutes after an
-    install, so the entry points are read afresh.
+    install, so it is given the catalog's entry points.
     """
 
-    def __init__(self, group: str, name: str, allowed: Callable[[EntryPoint], bool]) -> None:
-        self._allowed = allowed
+    def __init__(self, group: str, name: str, points: list[EntryPoint]) -> None:
+        self._points = points
         super().__init__(
             group,
             names=[name],
@@ -89,7 +89,7 @@ class KindManager(NamedExtensionManager[Any]):
 
     def list_entry_points(self) -> list[EntryPoint]:
         """The entry points that may be loaded, sorted."""
-        return [point for point in metadata.entry_points(self.namespace) if self._allowed(point)]
+        return self._points
 
 
 def _raise_unchanged(_manager: object, _point: EntryPoint, error: BaseException) -> None:
@@ -148,7 +148,8 @@ class Catalog:
         """What an entry point names: a class, or a command of the kind ``command``."""
         plugin = self.check(kind, name, engine=False)
         try:
-            manager = KindManager(_group(kind), name, self._allowed)
+            allowed = [point for point in self._points(kind) if self._allowed(point)]
+            manager = KindManager(_group(kind), name, allowed)
         except KeyboardInterrupt:
             raise
         except BaseException as error:  # SystemExit and all else: an import may raise anything

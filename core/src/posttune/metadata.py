@@ -51,7 +51,8 @@ def entry_points(*groups: str) -> list[EntryPoint]:
         found = [point for group in groups for point in everything.select(group=group)]
     except _DAMAGE:
         found = [point for point in _readable_entry_points() if point.group in groups]
-    return sorted(found, key=lambda point: (point.name, name_of(point.dist), point.value))
+    names = {owner: name_of(owner) for owner in {point.dist for point in found}}  # each is parsed once
+    return sorted(found, key=lambda point: (point.name, names[point.dist], point.value))
 
 
 def _readable_entry_points() -> Iterator[EntryPoint]:

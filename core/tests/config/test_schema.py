@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+from posttune import metadata
 from posttune.catalog import Catalog
 from posttune.config.places import PLUGIN_FIELDS
 from posttune.config.schema import json_schema
@@ -17,6 +18,15 @@ def schema() -> dict[str, Any]:
     joined = json_schema()
     assert joined.left_out == {}
     return joined.document
+
+
+def test_what_is_installed_is_listed_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A listing reads the metadata of every distribution: one for each plugin took seconds."""
+    listings = []
+    plain = metadata.entry_points
+    monkeypatch.setattr(metadata, "entry_points", lambda *groups: listings.append(groups) or plain(*groups))
+    json_schema()
+    assert len(listings) == 1
 
 
 def references(value: Any) -> Iterator[str]:

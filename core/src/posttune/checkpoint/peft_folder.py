@@ -9,11 +9,9 @@ from collections.abc import Iterator
 from functools import cached_property
 from pathlib import Path
 from pickle import UnpicklingError
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
-import peft
 import torch
-from peft.utils import get_peft_model_state_dict
 from safetensors import SafetensorError, safe_open
 from transformers import PretrainedConfig, PreTrainedModel
 
@@ -22,6 +20,9 @@ from posttune.errors import ModelError
 from posttune.models.hf_folder import check_ties
 from posttune.models.params import cast_parameters, embeddings_tied, named_hf_tensors
 from posttune.models.tokenizer import has_tokenizer
+
+if TYPE_CHECKING:
+    import peft
 
 CONFIG, WEIGHTS, PICKLED = "adapter_config.json", "adapter_model.safetensors", "adapter_model.bin"
 _EMBEDDINGS = ("embed_tokens", "lm_head")
@@ -104,6 +105,8 @@ class PeftFolder(OnDisk):
     def load_model(
         self, *, dtype: torch.dtype | None = None, attention: str | None = None
     ) -> PreTrainedModel:
+        import peft
+
         model = self._base.load_merged(dtype=dtype or self.dtype, attention=attention)
         tied = embeddings_tied(model)
         names = set(self._weights)
@@ -143,6 +146,8 @@ class PeftFolder(OnDisk):
         return {name: tuple(tensor.shape) for name, tensor in loaded.items()}
 
     def _check_complete(self, made: peft.PeftModel, names: set[str]) -> None:
+        from peft.utils import get_peft_model_state_dict
+
         wanted = set(get_peft_model_state_dict(made, save_embedding_layers=False))
         for what, left, right in (
             ("lacks {} of the weights that its configuration asks for", wanted, names),

@@ -10,7 +10,7 @@ import io
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pydantic import ValidationError
 from ruamel.yaml import YAML
@@ -25,6 +25,9 @@ from posttune.config.problems import schema_problems
 from posttune.config.validate import fill_kinds, rule_problems
 from posttune.errors import ConfigError, PluginError, PluginOptionsError, Problem
 from posttune.nearest import nearest
+
+if TYPE_CHECKING:
+    from posttune.catalog import Catalog
 
 
 @dataclass(frozen=True)
@@ -115,15 +118,18 @@ def _failure(problems: Sequence[Problem]) -> ConfigError:
 
 
 def _plugin_problems(document: Document, data: Mapping[str, Any]) -> Iterator[Problem]:
+    from posttune.catalog import Catalog
+
+    catalog = Catalog()
     for named in named_plugins(data):
-        yield from _problems_of(document, named)
+        yield from _problems_of(document, named, catalog)
 
 
-def _problems_of(document: Document, named: NamedPlugin) -> Iterator[Problem]:
+def _problems_of(document: Document, named: NamedPlugin, catalog: Catalog) -> Iterator[Problem]:
     from posttune.pipeline import validate_options
 
     try:
-        validate_options(named.kind, named.ref)
+        validate_options(named.kind, named.ref, catalog)
     except PluginOptionsError as error:
         for problem in error.problems:
             yield _located(document, named, problem)

@@ -60,21 +60,22 @@ def _define(
     names = dict.fromkeys(entry.name for entry in catalog.entries(kind))
     common = (definitions.get(base.__name__) or base.model_json_schema())["properties"]
     default = base.model_fields["name"].get_default()
-    each = [_alternative(joined, definitions, kind, name, common, default) for name in names]
+    each = [
+        _alternative(kind, name, common, default, _options(joined, definitions, kind, name, catalog))
+        for name in names
+    ]
     definitions[key] = {"anyOf": each}
     return key
 
 
 def _alternative(
-    joined: JoinedSchema,
-    definitions: dict[str, Any],
     kind: str,
     name: str,
     common: Mapping[str, Any],
     default: object,
+    options: dict[str, Any] | None,
 ) -> dict[str, Any]:
     properties = {**common, "name": {"const": name}}
-    options = _options(joined, definitions, kind, name)
     if options is not None:
         properties["options"] = options
     needed = [] if name == default else ["name"]
@@ -90,10 +91,11 @@ def _alternative(
 
 
 def _options(
-    joined: JoinedSchema, definitions: dict[str, Any], kind: str, name: str
+    joined: JoinedSchema, definitions: dict[str, Any], kind: str, name: str, catalog: Catalog
 ) -> dict[str, Any] | None:
     try:
-        schema = options_model(kind, name).model_json_schema(ref_template=f"{_REF}{kind}.{name}.{{model}}")
+        model = options_model(kind, name, catalog)
+        schema = model.model_json_schema(ref_template=f"{_REF}{kind}.{name}.{{model}}")
     except PluginError as error:
         joined.left_out[f"{kind} {name}"] = error.what
         return None

@@ -12,7 +12,6 @@ from functools import lru_cache
 from typing import Any, cast
 
 import torch
-from peft.tuners.lora import LoraLayer
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.distributed_c10d import _set_pg_timeout
@@ -30,7 +29,7 @@ from posttune.distributed.ranks import NCCL_LATER_S, Ranks, at_close
 from posttune.distributed.tensors import RESHARD
 from posttune.errors import ModelError
 from posttune.models.heads import find_head
-from posttune.models.lora import ADAPTER, inner_model
+from posttune.models.lora import ADAPTER, inner_model, is_adapted
 
 DIMENSIONS = ("replicate", "shard", "tensor")
 _STYLES: dict[str, type[ParallelStyle]] = {"colwise": ColwiseParallel, "rowwise": RowwiseParallel}
@@ -138,7 +137,7 @@ def _style_of(name: str, plan: dict[str, str]) -> str | None:
 def _inside(module: nn.Module, style: str) -> ParallelStyle | dict[str, ParallelStyle]:
     """The style of a linear layer; of one with adapters, of the parts whose side is cut."""
     made = _STYLES[style]()
-    if not isinstance(module, LoraLayer):
+    if not is_adapted(module):
         return made
     adapter = "lora_B" if style == "colwise" else "lora_A"
     return {"base_layer": made, f"{adapter}.{ADAPTER}": _STYLES[style]()}

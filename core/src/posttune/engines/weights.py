@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import os
 from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
@@ -15,7 +16,7 @@ if TYPE_CHECKING:
     import torch
 
 SAME_MODEL = "hand over the weights of the model that the engine was started with, by Hugging Face name"
-THREADS = 4
+THREADS = min(16, os.cpu_count() or 1)  # that hash; a 7B model's 15 GB take one of them half a minute
 _COMPUTED = ("inv_freq",)  # buffers that some files hold and every model computes
 
 

@@ -9,9 +9,8 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
-import peft
 import torch
 from transformers import (
     AutoConfig,
@@ -30,6 +29,9 @@ from posttune.models.hf_folder import attention_name, refuse_classifier
 from posttune.models.lora import apply_lora, inner_model, is_lora
 from posttune.models.params import embeddings_tied
 from posttune.models.tokenizer import check_survives, load_tokenizer
+
+if TYPE_CHECKING:
+    import peft
 
 _TOKEN_ROLES = ("bos_token_id", "eos_token_id", "pad_token_id")
 _ALSO_KNOWN = {"rope_theta", "rope_scaling", "partial_rotary_factor"}  # taken into rope_parameters
@@ -231,7 +233,7 @@ class Reference:
         try:
             with torch.no_grad():
                 if self._adapters_off:
-                    with cast(peft.PeftModel, self.model).disable_adapter():
+                    with cast("peft.PeftModel", self.model).disable_adapter():
                         yield self.model
                 else:
                     yield self.model

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
+import sys
 import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, TypeGuard, cast
 
-import peft
 import torch
-from peft.tuners.lora import LoraLayer
 from torch import nn
 from torch.distributed.tensor import DTensor
 from transformers import PreTrainedModel
@@ -19,17 +18,28 @@ from posttune.distributed.tensors import full
 from posttune.errors import CheckpointError, ModelError
 from posttune.models.heads import HEAD, find_head, float_head
 
+if TYPE_CHECKING:
+    import peft
+
 ADAPTER = "default"
 
+# peft takes two seconds to import. Where nobody has imported it there are no adapters.
 
-def is_lora(model: nn.Module) -> bool:
+
+def is_lora(model: nn.Module) -> TypeGuard[peft.PeftModel]:
     """Whether the model carries adapters."""
-    return isinstance(model, peft.PeftModel)
+    return "peft" in sys.modules and isinstance(model, sys.modules["peft"].PeftModel)
+
+
+def is_adapted(layer: nn.Module) -> bool:
+    """Whether the layer is one of peft's, with adapters beside the weights of the model."""
+    library = sys.modules.get("peft.tuners.lora")
+    return library is not None and isinstance(layer, library.LoraLayer)
 
 
 def inner_model(model: nn.Module) -> PreTrainedModel:
     """The transformers model itself, without peft's wrapper (its adapters stay in it)."""
-    return cast(PreTrainedModel, model.get_base_model() if isinstance(model, peft.PeftModel) else model)
+    return cast(PreTrainedModel, model.get_base_model() if is_lora(model) else model)
 
 
 def apply_lora(model: PreTrainedModel, config: LoraConfig, *, seed: int) -> peft.PeftModel:
@@ -39,6 +49,8 @@ def apply_lora(model: PreTrainedModel, config: LoraConfig, *, seed: int) -> peft
     float32 too. Raises `ModelError` for targets that do not exist
     or that are tied to another weight.
     """
+    import peft
+
     _refuse_tied_targets(model, config)
     scalar = find_head(model) is not None
     settings = peft.LoraConfig(
@@ -54,7 +66,7 @@ def apply_lora(model: PreTrainedModel, config: LoraConfig, *, seed: int) -> peft
         warnings.simplefilter("ignore", FutureWarning)  # peft's, about names in transformers
         torch.manual_seed(seed)
         try:
-            made = cast(peft.PeftModel, peft.get_peft_model(model, settings, adapter_name=ADAPTER))
+            made = cast("peft.PeftModel", peft.get_peft_model(model, settings, adapter_name=ADAPTER))
         except ValueError as error:
             raise ModelError(
                 f"the adapters cannot be placed: {error}",
@@ -89,9 +101,9 @@ def _embedding_names(model: PreTrainedModel) -> Iterator[str]:
 
 def describe(model: nn.Module) -> dict[str, Any] | None:
     """What rebuilds the adapters: rank, alpha, dropout and the targets; None without adapters."""
-    if not isinstance(model, peft.PeftModel):
+    if not is_lora(model):
         return None
-    settings = cast(peft.LoraConfig, model.peft_config[ADAPTER])
+    settings = cast("peft.LoraConfig", model.peft_config[ADAPTER])
     targets = settings.target_modules
     return {
         "rank": settings.r,
@@ -151,6 +163,6 @@ def merge(model: PreTrainedModel) -> PreTrainedModel:
     if not is_lora(model):
         return model
     for module in model.modules():
-        if isinstance(module, LoraLayer):
-            cast(Any, module).get_base_layer().weight.data.copy_(merged_weight(cast(nn.Module, module)))
+        if is_adapted(module):
+            cast(Any, module).get_base_layer().weight.data.copy_(merged_weight(module))
     return cast(PreTrainedModel, cast(Any, model).unload())

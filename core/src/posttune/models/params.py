@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any, cast
+from typing import Any
 
 import torch
-from peft.tuners.lora import LoraLayer
 from torch import nn
 from transformers import PreTrainedModel
 from transformers.conversion_mapping import get_model_conversion_mapping
 from transformers.core_model_loading import PrefixChange, revert_weight_conversion
 
 from posttune.distributed.tensors import full, settle
-from posttune.models.lora import inner_model, merged_weight
+from posttune.models.lora import inner_model, is_adapted, merged_weight
 
 _WRAPPED = ".base_layer."
 
@@ -39,7 +38,7 @@ def named_hf_tensors(model: nn.Module, *, exact: bool = False) -> Iterator[tuple
 
 def merged_state(model: PreTrainedModel, *, exact: bool = False) -> Iterator[tuple[str, torch.Tensor]]:
     """As `named_hf_tensors`, but named and shaped as in the module itself, without its adapters."""
-    wrapped = {name: module for name, module in model.named_modules() if isinstance(module, LoraLayer)}
+    wrapped = {name: module for name, module in model.named_modules() if is_adapted(module)}
     seen: set[int] = set()
     for name, tensor in model.state_dict(keep_vars=True).items():
         if ".lora_" in name or id(tensor) in seen:
@@ -47,7 +46,7 @@ def merged_state(model: PreTrainedModel, *, exact: bool = False) -> Iterator[tup
         seen.add(id(tensor))
         layer = name.partition(_WRAPPED)[0]
         if layer in wrapped and name.endswith(f"{_WRAPPED}weight"):
-            weight = merged_weight(cast(nn.Module, wrapped[layer]))
+            weight = merged_weight(wrapped[layer])
             yield name.replace(_WRAPPED, "."), weight if exact else weight.to(tensor.dtype)
         else:
             yield name.replace(_WRAPPED, "."), full(tensor.detach())
