@@ -8,11 +8,16 @@ import os
 import re
 import tempfile
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
-from transformers import AutoTokenizer, PretrainedConfig, PreTrainedTokenizerBase, PreTrainedTokenizerFast
+from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
 from posttune.errors import ModelError
+from posttune.models.tokenizer_class import tokenizer_class
+
+if TYPE_CHECKING:
+    from transformers import AutoTokenizer, PretrainedConfig
 
 BYTES = "bytes"
 PROBE = "The capital of France is Paris. 2 + 3 = 5; 1234567\n\n  naïve: 日本\n"
@@ -85,11 +90,17 @@ def load_tokenizer(source: str | Path) -> PreTrainedTokenizerBase:
             "configuration may name another one: model: {path: ..., tokenizer: ...}",
         )
     try:
-        return AutoTokenizer.from_pretrained(folder, local_files_only=True)
+        return (tokenizer_class(folder) or _auto()).from_pretrained(folder, local_files_only=True)
     except (ValueError, OSError, KeyError, TypeError, ImportError) as error:
         raise ModelError(
             f"the tokenizer cannot be read: {error}", who=f"model {folder}", fix="check tokenizer.json"
         ) from error
+
+
+def _auto() -> type[AutoTokenizer]:
+    from transformers import AutoTokenizer  # imports torch
+
+    return AutoTokenizer
 
 
 def save_tokenizer(tokenizer: PreTrainedTokenizerBase, folder: Path) -> None:
