@@ -20,6 +20,7 @@ def test_one_process_is_the_identity() -> None:
     assert ranks.sum(tensor) is tensor
     assert ranks.share([1, 2, 3]) == [1, 2, 3]
     assert ranks.gather_objects(["a"]) == ["a"]
+    assert ranks.exchanged(["a"]) == ["a"]
     assert ranks.broadcast_object("x") == "x"
     assert ranks.any(True)
     assert not ranks.any(False)
@@ -103,6 +104,10 @@ def _check_tensors(ranks: Ranks) -> None:
 def _check_objects(ranks: Ranks) -> None:
     assert ranks.gather_objects([ranks.rank, "x"]) == ([0, "x", 1, "x"] if ranks.main else [])
     assert ranks.all_objects(ranks.rank) == [0, 1]
+    items = [f"{ranks.rank} to {share}" * (1 + 1000 * share) for share in range(2)]
+    found = ranks.exchanged(items)
+    assert found[ranks.rank] is items[ranks.rank]
+    assert found == [f"{share} to {ranks.rank}" * (1 + 1000 * ranks.rank) for share in range(2)]
     assert ranks.broadcast_object({"rank": ranks.rank}) == {"rank": 0}
     assert ranks.any(ranks.rank == 1)
 

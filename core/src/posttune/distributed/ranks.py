@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import timedelta
 from itertools import chain
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import torch
 import torch.distributed as dist
@@ -150,6 +150,20 @@ class Ranks:
         with watch.waiting("an exchange between processes"):
             dist.all_gather_object(parts, item, group=group)
         return parts
+
+    def exchanged(self, items: Sequence[T]) -> list[T]:
+        """Item i goes to share i; what all shares have for this one, in their order. Its own stays."""
+        if self.data_world == 1:
+            return list(items)
+        found: list[T] = []
+        for share in range(self.data_world):
+            mine = share == self.data_rank
+            going = [None if place == share else item for place, item in enumerate(items)] if mine else None
+            source, box = share * self.parallel.tensor + self.rank % self.parallel.tensor, [None]
+            with watch.waiting("an exchange between processes"):
+                dist.scatter_object_list(box, going, src=source, group=self.data_control or self.control)
+            found.append(items[share] if mine else cast(T, box[0]))
+        return found
 
     def any(self, flag: bool) -> bool:
         """Whether the flag is set on any process."""

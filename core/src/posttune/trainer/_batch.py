@@ -34,6 +34,7 @@ class RolloutBatch:
     scored: Tensor  # bool [S]; False: the sample is masked everywhere
     advantages: Tensor  # float32 [N]
     old_logp: Tensor  # float32 [N], of the policy that answered
+    entropy: Tensor | None = None  # float32 [N], nats, of the policy that answered; None before its pass
     ref_logp: Tensor | None = None  # float32 [N], of the reference
     values: Tensor | None = None  # float32 [N], of the critic before the update
     returns: Tensor | None = None  # float32 [N], what the critic learns

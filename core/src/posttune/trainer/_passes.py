@@ -58,6 +58,11 @@ class Passes:
             start, end = len(order) * part // count, len(order) * (part + 1) // count
             yield {knobs.groups[place] for place in order[start:end]}
 
+    def numbers(self, knobs: Knobs) -> dict[Hashable, int]:
+        """The part of the first pass that each prompt is in."""
+        parts = enumerate(self.parts(knobs, epoch=0))
+        return {group: number for number, chosen in parts for group in chosen}
+
     def members(self, batch: RolloutBatch, chosen: set[Hashable]) -> list[int]:
         """The trainable sequences of the prompts ``chosen``."""
         return [row for row in batch.trainable() if batch.packed.group[row] in chosen]

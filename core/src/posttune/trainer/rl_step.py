@@ -20,6 +20,7 @@ from posttune.memory.residence import give_back, lodges, resident
 from posttune.models.load import LoadedModel, Reference
 from posttune.models.params import named_hf_tensors
 from posttune.trainer._alarms import Alarms
+from posttune.trainer._balance import evened
 from posttune.trainer._batch import RolloutBatch, make_batch, token_logprobs
 from posttune.trainer._collect import Answers, Collector
 from posttune.trainer._critic import Critic
@@ -67,10 +68,12 @@ class RlWork:
             begun = self.collector.begin(position, meter)
             knobs = self._knobs(position, begun.prompts)
             batch = make_batch(begun.samples, begun.prompts.requests, self.ranks.device)
-            entropy = self._ahead(batch, knobs, meter)
+            self._ahead(batch, knobs, meter)
             answers = begun.answers()
-            self._estimate(batch, answers, entropy, knobs, meter)
-            self._learn(batch, knobs, meter)
+            self._estimate(batch, answers, knobs, meter)
+            share = self._share(batch, knobs, meter)
+            self._settle(share, knobs, meter)
+            self._learn(share, knobs, meter)
             self._hand_over(position.step + 1, meter)
         table = self._table(answers, batch, position)
         metrics = self._metrics(meter, position)
@@ -95,8 +98,8 @@ class RlWork:
                 self.updater.update(batch, knobs, meter)
         meter.peak("lr", knobs.lr)
 
-    def _ahead(self, batch: RolloutBatch, knobs: Knobs, meter: Meter) -> Tensor | None:
-        """The passes that need no rewards, while these are computed. Returns the entropy, where one ran.
+    def _ahead(self, batch: RolloutBatch, knobs: Knobs, meter: Meter) -> None:
+        """The passes that need no rewards, while these are computed.
 
         Which samples the update passes over is seen by their advantages, so that with nothing but those
         in the loss the passes wait for the rewards.
@@ -107,13 +110,11 @@ class RlWork:
         if self.config.kl.where != "reward":
             batch.fresh = self.updater.first_rows(batch, knobs)
             if knobs.policy_learns and self.updater.objective.advantage_only:
-                return None
-        return self._look_back(batch, batch.trainable(), meter)
+                return
+        self._look_back(batch, batch.trainable(), meter)
 
-    def _estimate(
-        self, batch: RolloutBatch, answers: Answers, entropy: Tensor | None, knobs: Knobs, meter: Meter
-    ) -> None:
-        """Fill in what the update needs: advantages, returns, and log-probabilities of before."""
+    def _estimate(self, batch: RolloutBatch, answers: Answers, knobs: Knobs, meter: Meter) -> None:
+        """Fill in advantages and returns."""
         judged, scores = answers.judged, answers.judged.values(self.ranks.device)
         rewards = token_rewards(judged.rewards, batch.packed)
         batch.scored = ~torch.isnan(scores)
@@ -135,17 +136,27 @@ class RlWork:
         batch.advantages, batch.returns = outcome.advantages, outcome.returns
         for name, value in outcome.metrics.items():
             meter.peak(name, value)  # global already, and so equal on every rank
-        rows = self.updater.rows(batch, knobs) if entropy is None else batch.trainable()
-        entropy = self._look_back(batch, rows, meter) if entropy is None else entropy
+
+    def _share(self, batch: RolloutBatch, knobs: Knobs, meter: Meter) -> RolloutBatch:
+        """What this process trains on, whichever process answered it."""
+        if self.ranks.data_world == 1:
+            return batch
+        rows = batch.trainable() if self.critic is not None else self.updater.rows(batch, knobs)
+        with meter.timed("update"):
+            return evened(batch, rows, self.updater.passes.numbers(knobs), self.ranks, meter)
+
+    def _settle(self, batch: RolloutBatch, knobs: Knobs, meter: Meter) -> None:
+        """The passes of before the update, where they did not run ahead; and what they tell."""
+        rows = batch.trainable()
+        if batch.entropy is None:
+            rows = self.updater.rows(batch, knobs)
+            self._look_back(batch, rows, meter)
         seen = batch.only([row for row in rows if row not in batch.fresh])
-        note_policy(meter, seen, batch.old_logp, entropy, batch.rollout_logp)
+        note_policy(meter, seen, batch.old_logp, batch.entropy, batch.rollout_logp)
         note_kl(meter, seen, batch.old_logp, batch.ref_logp, self.config.kl)
 
-    def _look_back(self, batch: RolloutBatch, rows: Sequence[int], meter: Meter) -> Tensor:
-        """Log-probabilities under the reference, and under the policy that answered unless fresh.
-
-        Returns the entropy of the latter, nats, float32 [N].
-        """
+    def _look_back(self, batch: RolloutBatch, rows: Sequence[int], meter: Meter) -> None:
+        """Log-probabilities under the reference, and under the policy that answered unless fresh."""
         packing, temperature = self.config.packing, self.config.rollout.sampling.temperature
         with meter.timed("logprob"):
             if self.reference is not None:
@@ -153,11 +164,9 @@ class RlWork:
                     batch.ref_logp, _ = token_logprobs(model, batch, rows, packing, temperature, self.ranks)
             rows = [row for row in rows if row not in batch.fresh]
             model = self.loaded.model.eval()
-            batch.old_logp, entropy = token_logprobs(
+            batch.old_logp, batch.entropy = token_logprobs(
                 model, batch, rows, packing, temperature, self.ranks, entropy=True
             )
-        assert entropy is not None
-        return entropy
 
     def _penalty(self, batch: RolloutBatch, coef: float) -> Tensor:
         """What the distance to the reference costs at each token of a scored sample, float64 [N]."""
