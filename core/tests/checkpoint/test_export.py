@@ -62,6 +62,21 @@ def sources(folder: Path, loaded: LoadedModel) -> list[ModelSource]:
     return [LiveModel(loaded.model, loaded.tokenizer), open_source(path)]
 
 
+def test_the_configuration_names_its_architecture(tmp_path: Path) -> None:
+    """SGLang starts with no other; that of a model made by ``model.init``, and of a folder, may lack it."""
+    sizes = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 1}
+    made = ModelConfig(init={"model_type": "llama", **sizes}, tokenizer="bytes")
+    loaded = load_model(made, None, seed=0)
+    export_model(LiveModel(loaded.model, loaded.tokenizer), tmp_path / "made")
+    config = tmp_path / "made/config.json"
+    fields = json.loads(config.read_text("utf-8"))
+    assert fields.pop("architectures") == ["LlamaForCausalLM"]
+    config.write_text(json.dumps(fields), "utf-8")
+    export_model(open_source(tmp_path / "made"), tmp_path / "again")
+    again = json.loads((tmp_path / "again/config.json").read_text("utf-8"))
+    assert again["architectures"] == ["LlamaForCausalLM"]
+
+
 @pytest.mark.parametrize("tie", [False, True], ids=["untied", "tied"])
 @pytest.mark.parametrize("lora", [None, LoraConfig(rank=4)], ids=["full", "lora"])
 def test_same_answers_from_every_source(tmp_path: Path, tie: bool, lora: LoraConfig | None) -> None:

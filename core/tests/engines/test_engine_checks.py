@@ -126,6 +126,8 @@ def test_facts_of_a_folder(tmp_path: Path) -> None:
     assert read_facts(write_model(tmp_path / "b", scaled, {}), WHO).positions is None
     nested = read_facts(write_model(tmp_path / "c", {"architectures": ["Y"], "text_config": config}, {}), WHO)
     assert (nested.layers, nested.architectures) == (3, ("Y",))
+    unnamed = {"model_type": "qwen2", "text_config": config}
+    assert read_facts(write_model(tmp_path / "d", unnamed, {}), WHO).architectures == ("Qwen2ForCausalLM",)
 
 
 def test_a_folder_that_is_none(tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ from posttune.testing.engine_tests import pretend
 from posttune.types import Resources, RolloutContext, Sampling
 from posttune_sglang import SglangBackend, SglangOptions, adapters, arguments, environment, shim
 from posttune_sglang.installed import SGLANG
-from posttune_sglang.prepare import without_ends
+from posttune_sglang.prepare import served_folder
 from posttune_sglang.problems import EXPLAINER
 from posttune_sglang.sampling import parameters
 from pydantic import ValidationError
@@ -191,17 +191,17 @@ def test_sampling_leaves_nothing_to_the_models_own_settings() -> None:
     assert parameters(Sampling(), False)["fields"]["top_k"] == -1
 
 
-def test_the_folder_that_is_served_names_no_end(tmp_path: Path) -> None:
+def test_the_folder_that_is_served_names_its_architecture_and_no_end(tmp_path: Path) -> None:
     folder = tmp_path / "model"
     folder.mkdir()
     config = {"eos_token_id": 2, "hidden_size": 8, "text_config": {"eos_token_id": [2, 3], "layers": 1}}
     (folder / "config.json").write_text(json.dumps(config), "utf-8")
     for name in ("generation_config.json", "model.safetensors", "tokenizer.json"):
         (folder / name).write_text("{}", "utf-8")
-    served = without_ends(folder, tmp_path / "served")
+    served = served_folder(folder, tmp_path / "served", ["LlamaForCausalLM"])
     told = json.loads((served / "config.json").read_text("utf-8"))
     expected = {"eos_token_id": None, "hidden_size": 8, "text_config": {"eos_token_id": None, "layers": 1}}
-    assert told == expected
+    assert told == expected | {"architectures": ["LlamaForCausalLM"]}
     assert sorted(path.name for path in served.iterdir()) == ["config.json", "model.safetensors"]
     assert json.loads((folder / "config.json").read_text("utf-8")) == config, "the user's folder is as before"
 

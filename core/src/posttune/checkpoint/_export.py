@@ -22,7 +22,7 @@ from posttune.config.models import PluginRef
 from posttune.errors import ExportError, PluginCallError
 from posttune.facade import build_exporter
 from posttune.files import atomic_dir
-from posttune.models.hf_folder import TOKEN, is_classifier
+from posttune.models.hf_folder import TOKEN, is_classifier, usual_architectures
 from posttune.types import ExportReport, Verification
 
 SHARD_BYTES = 5 * 10**9
@@ -201,6 +201,7 @@ def _groups(tensors: Iterable[tuple[str, torch.Tensor]], limit: int) -> Iterator
 def _write_config(source: ModelSource, folder: Path, dtype: torch.dtype) -> None:
     config = copy.deepcopy(source.config)
     config.dtype = dtype
+    config.architectures = config.architectures or usual_architectures(config.model_type)
     config.save_pretrained(folder)
 
 

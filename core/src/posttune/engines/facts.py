@@ -48,7 +48,7 @@ def read_facts(folder: Path, who: str) -> Facts:
     scaled = str(scaling.get("rope_type") or scaling.get("type") or "default") != "default"
     positions = config.get("max_position_embeddings")
     return Facts(
-        architectures=tuple(outer.get("architectures") or ()),
+        architectures=tuple(outer.get("architectures") or _usual(outer)),
         layers=int(config.get("num_hidden_layers") or 0),
         heads=heads,
         kv_heads=int(config.get("num_key_value_heads") or heads),
@@ -57,6 +57,12 @@ def read_facts(folder: Path, who: str) -> Facts:
         tied=bool(outer.get("tie_word_embeddings", config.get("tie_word_embeddings", False))),
         shapes=shapes_of(folder, who),
     )
+
+
+def _usual(config: dict[str, Any]) -> list[str]:
+    from posttune.models.hf_folder import usual_architectures
+
+    return usual_architectures(str(config.get("model_type")))
 
 
 def shapes_of(folder: Path, who: str) -> dict[str, tuple[int, ...]]:

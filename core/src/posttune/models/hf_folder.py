@@ -19,6 +19,7 @@ from transformers import (
     PretrainedConfig,
     PreTrainedModel,
 )
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 from transformers.utils import logging as transformers_logging
 
 from posttune.errors import ModelError
@@ -94,6 +95,15 @@ def read_config(path: Path) -> PretrainedConfig:
         raise ModelError(
             f"config.json cannot be used: {error}", who=f"model {path}", fix="check config.json"
         ) from error
+
+
+def usual_architectures(model_type: str) -> list[str]:
+    """The class that makes a language model of this type; none where transformers has no such model.
+
+    Files may leave it out: transformers does without, SGLang does not.
+    """
+    name = MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.get(model_type)
+    return [name] if isinstance(name, str) else []
 
 
 def is_classifier(config: PretrainedConfig) -> bool:

@@ -148,6 +148,7 @@ def new_model(
                 who="model.init",
                 fix="check sizes and heads",
             ) from error
+    model.config.architectures = [type(model).__name__]
     model.generation_config = GenerationConfig(**{role: getattr(config, role, None) for role in _TOKEN_ROLES})
     model.eval()
     return cast(PreTrainedModel, model)

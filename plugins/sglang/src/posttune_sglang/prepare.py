@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -40,7 +41,7 @@ def prepare(options: SglangOptions, context: RolloutContext, scratch: Path) -> P
         arguments=arguments.engine_arguments(
             options,
             context,
-            model=without_ends(folder.resolve(), scratch / "served"),
+            model=served_folder(folder.resolve(), scratch / "served", facts.architectures),
             tokenizer=_tokenizer(context.tokenizer, scratch),
             token_bytes=facts.token_bytes(dtype),
             free_share=_free_share(context.device),
@@ -89,16 +90,17 @@ def check(options: SglangOptions, context: RolloutContext, facts: Facts) -> None
     preflight.check_memory(facts, share, dtype, machine, size, resident, sleeps=options.sleep)
 
 
-def without_ends(folder: Path, served: Path) -> Path:
-    """A folder of links to ``folder`` whose configuration names no end token.
+def served_folder(folder: Path, served: Path, architectures: Sequence[str]) -> Path:
+    """A folder of links to ``folder`` whose configuration names its architecture, and no end token.
 
     SGLang ends an answer at those of the model's configuration too, and a request cannot say otherwise
-    without losing its own.
+    without losing its own. Without an architecture it does not start.
     """
     served.mkdir()
     for path in folder.iterdir():
         if path.name == "config.json":
-            _write(served / path.name, _no_ends(json.loads(path.read_text(encoding="utf-8"))))
+            config = _no_ends(json.loads(path.read_text(encoding="utf-8")))
+            _write(served / path.name, config | {"architectures": list(architectures)})
         elif path.name != "generation_config.json" and "tokenizer" not in path.name:
             (served / path.name).symlink_to(path)
     return served
