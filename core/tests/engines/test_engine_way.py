@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import socket
 import threading
@@ -21,7 +22,8 @@ from posttune.engines.answers import (
 from posttune.engines.buckets import buckets, folder_tensors, open_bucket
 from posttune.engines.facts import Facts
 from posttune.engines.frames import Channel, Closed
-from posttune.engines.weights import Checked, Remembered, digest, needed
+from posttune.engines.held import held_checksums
+from posttune.engines.weights import PIECE, THREADS, Checked, Remembered, digest, needed
 from posttune.errors import RunError
 from posttune.types import Request
 
@@ -103,6 +105,25 @@ def test_what_arrived_is_compared_in_the_engines_type() -> None:
     assert remembered.compare({}) == 0
     with pytest.raises(RunError, match=r"1 of 2 tensors are not in the engine .*\(b.weight\)"):
         remembered.compare(found | {"b.weight": "0"})
+
+
+def test_more_tensors_are_hashed_than_wait_at_a_time() -> None:
+    many = {f"{number}": torch.full((3, number), float(number)) for number in range(4 * THREADS)}
+    found = held_checksums(iter(many.items()))
+    assert found == {
+        name: hashlib.sha256(tensor.numpy().tobytes()).hexdigest() for name, tensor in many.items()
+    }
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU")
+@pytest.mark.parametrize("size", [0, 1, PIECE // 4, PIECE // 4 + 1, PIECE])
+def test_a_tensor_on_a_gpu_hashes_as_on_the_host(size: int) -> None:
+    tensor = torch.randn(size, generator=torch.Generator().manual_seed(0))
+    on_gpu = tensor.cuda()
+    for one, other in ((tensor, on_gpu), (tensor[::2], on_gpu[::2]), (tensor.bfloat16(), on_gpu.bfloat16())):
+        assert digest(other) == digest(one)
+    assert digest(on_gpu.sum()) == digest(on_gpu.sum().cpu())
 
 
 def test_frames_carry_json_and_bytes() -> None:

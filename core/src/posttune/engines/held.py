@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, cast
 
-from posttune.engines.weights import THREADS, digest
+from posttune.engines.weights import THREADS, Hashes
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -17,8 +17,10 @@ if TYPE_CHECKING:
 def held_checksums(tensors: Iterator[tuple[str, Tensor]]) -> dict[str, str]:
     """SHA-256 of each tensor, by name."""
     with ThreadPoolExecutor(THREADS) as pool:
-        pending = {name: pool.submit(digest, tensor) for name, tensor in tensors}
-        return {name: task.result() for name, task in pending.items()}
+        hashes = Hashes(pool)
+        for name, tensor in tensors:
+            hashes.add(name, tensor)
+        return hashes.results()
 
 
 def held_tensors(
