@@ -115,6 +115,12 @@ def test_more_tensors_are_hashed_than_wait_at_a_time() -> None:
     }
 
 
+def test_one_element_of_any_stride_is_hashed() -> None:
+    for tensor in (torch.tensor([1.5, 2.5])[::2], torch.tensor([1.5]), torch.tensor(1.5)):
+        assert digest(tensor) == hashlib.sha256(bytes([0, 0, 0xC0, 0x3F])).hexdigest()
+    assert digest(torch.zeros(0)[::2]) == hashlib.sha256(b"").hexdigest()
+
+
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU")
 @pytest.mark.parametrize("size", [0, 1, PIECE // 4, PIECE // 4 + 1, PIECE])

@@ -139,7 +139,10 @@ def digest(tensor: torch.Tensor) -> str:
     """
     import torch
 
-    data = tensor.detach().contiguous().reshape(-1).view(torch.uint8)
+    flat = tensor.detach().contiguous().reshape(-1)
+    if flat.stride(0) != 1:  # of one element or none
+        flat = flat.clone(memory_format=torch.contiguous_format)
+    data = flat.view(torch.uint8)
     if not data.is_cuda:
         return hashlib.sha256(data.cpu().numpy().data).hexdigest()
     found, room = hashlib.sha256(), torch.empty(min(PIECE, len(data)), dtype=torch.uint8, pin_memory=True)

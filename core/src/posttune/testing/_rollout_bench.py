@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import copy
 import hashlib
-import io
 import os
 import random
 import sys
@@ -245,10 +244,11 @@ class Bench:
     @contextlib.contextmanager
     def listening(self) -> Iterator[None]:
         """What this process and those that it starts write to standard output goes to ``output``."""
-        heard = io.StringIO()
         saved = os.dup(1)
+        number = os.dup(self._output.fileno())
         try:
-            with contextlib.redirect_stdout(heard):
+            # A file and not a buffer: vLLM on a GPU asks standard output for its descriptor.
+            with os.fdopen(number, "w", encoding="utf-8") as heard, contextlib.redirect_stdout(heard):
                 if sys.__stdout__ is not None:
                     sys.__stdout__.flush()
                 os.dup2(self._output.fileno(), 1)
@@ -256,7 +256,6 @@ class Bench:
         finally:
             os.dup2(saved, 1)
             os.close(saved)
-            os.pwrite(self._output.fileno(), heard.getvalue().encode(), self._length())
 
     @property
     def output(self) -> str:
