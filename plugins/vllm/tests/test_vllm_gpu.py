@@ -42,6 +42,7 @@ class TestGpu(RolloutSuite):
     memory_share = SHARE
     own_process = True
     sleeps = True
+    batch_independent = False  # bfloat16: the shape of a batch rounds
     sleep_frees_gb = 8.0 if torch.cuda.is_available() else 0.0
     growth_mb = 64.0  # the GPU's memory is taken in blocks
 
