@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -11,6 +13,7 @@ import torch
 from posttune.config.models import LoraConfig, ModelConfig
 from posttune.errors import ModelError
 from posttune.models.load import LoadedModel, eos_ids, load_model, load_reference
+from posttune.models.lora import is_adapted, is_lora
 from posttune.models.params import count_parameters, named_hf_tensors
 from posttune.testing.tiny import tiny_model
 from safetensors.torch import load_file, save_file
@@ -78,6 +81,15 @@ def test_adapters_are_a_function_of_the_seed(folder: Path) -> None:
     assert one.lora
     assert one.base == folder.resolve()
     assert 0 < count_parameters(one.model, trainable=True) < count_parameters(one.model)
+
+
+def test_there_are_no_adapters_while_a_thread_imports_peft(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A reward model may be the first to need it, while the policy computes."""
+    for name in ("peft", "peft.tuners.lora"):
+        monkeypatch.setitem(sys.modules, name, ModuleType(name))  # as it is before its classes are there
+    layer = torch.nn.Linear(2, 2)
+    assert not is_lora(layer)
+    assert not is_adapted(layer)
 
 
 @pytest.mark.parametrize("targets", ["all-linear", ["q_proj", "v_proj"]])

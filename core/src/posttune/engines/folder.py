@@ -28,12 +28,11 @@ def folder_for(path: Path | None, live: Any, scratch: Path, who: str) -> Path:
         )
         raise UserError(what, who=who, fix="export the model first: posttune export")
     _refuse_cut(live, who)
-    from peft import PeftModel
-
+    from posttune.models.lora import is_lora
     from posttune.models.params import merged_state
 
     folder = scratch / "model"
-    if isinstance(live, PeftModel):
+    if is_lora(live):
         inner: Any = live.get_base_model()
         inner.save_pretrained(folder, state_dict=dict(merged_state(inner)))
     else:

@@ -23,18 +23,20 @@ if TYPE_CHECKING:
 
 ADAPTER = "default"
 
-# peft takes two seconds to import. Where nobody has imported it there are no adapters.
+# peft takes two seconds to import. Where nobody has imported it there are no adapters, nor while another
+# thread, as that of a reward, imports it: its modules are listed then, and lack their classes yet.
 
 
 def is_lora(model: nn.Module) -> TypeGuard[peft.PeftModel]:
     """Whether the model carries adapters."""
-    return "peft" in sys.modules and isinstance(model, sys.modules["peft"].PeftModel)
+    wrapper = getattr(sys.modules.get("peft"), "PeftModel", None)
+    return wrapper is not None and isinstance(model, wrapper)
 
 
 def is_adapted(layer: nn.Module) -> bool:
     """Whether the layer is one of peft's, with adapters beside the weights of the model."""
-    library = sys.modules.get("peft.tuners.lora")
-    return library is not None and isinstance(layer, library.LoraLayer)
+    adapted = getattr(sys.modules.get("peft.tuners.lora"), "LoraLayer", None)
+    return adapted is not None and isinstance(layer, adapted)
 
 
 def inner_model(model: nn.Module) -> PreTrainedModel:
