@@ -94,7 +94,9 @@ class Bench:
         self._changed = False
         self.drew: list[str] = []  # steps at which the engine touched the trainer's generators
         self._engine: RolloutEngine | None = None
-        self._output = tempfile.TemporaryFile()  # noqa: SIM115 - processes of the engine keep writing to it
+        # Open as long as this: the engine's processes, and its loggers here, keep writing to it. With a
+        # descriptor: vLLM on a GPU asks standard output for it.
+        self._output = tempfile.TemporaryFile("w+", encoding="utf-8")  # noqa: SIM115
 
     @property
     def engine(self) -> RolloutEngine:
@@ -245,10 +247,8 @@ class Bench:
     def listening(self) -> Iterator[None]:
         """What this process and those that it starts write to standard output goes to ``output``."""
         saved = os.dup(1)
-        number = os.dup(self._output.fileno())
         try:
-            # A file and not a buffer: vLLM on a GPU asks standard output for its descriptor.
-            with os.fdopen(number, "w", encoding="utf-8") as heard, contextlib.redirect_stdout(heard):
+            with contextlib.redirect_stdout(self._output):
                 if sys.__stdout__ is not None:
                     sys.__stdout__.flush()
                 os.dup2(self._output.fileno(), 1)
@@ -260,6 +260,7 @@ class Bench:
     @property
     def output(self) -> str:
         """What was written to standard output since the engine was made."""
+        self._output.flush()
         return os.pread(self._output.fileno(), self._length(), 0).decode(errors="replace")
 
     def memory(self) -> dict[str, int]:
