@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 from posttune import metadata
 from posttune.catalog import Catalog
+from posttune.config.load import check_config
 from posttune.config.places import PLUGIN_FIELDS
 from posttune.config.schema import json_schema
 from posttune.pipeline import options_model
+
+QUICKSTART = Path(__file__).parents[3] / "configs" / "quickstart.yaml"
 
 
 @pytest.fixture(scope="module")
@@ -20,12 +24,13 @@ def schema() -> dict[str, Any]:
     return joined.document
 
 
-def test_what_is_installed_is_listed_once(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("work", [json_schema, lambda: check_config(QUICKSTART)], ids=["schema", "check"])
+def test_what_is_installed_is_listed_once(work: Callable[[], Any], monkeypatch: pytest.MonkeyPatch) -> None:
     """A listing reads the metadata of every distribution: one for each plugin took seconds."""
     listings = []
     plain = metadata.entry_points
     monkeypatch.setattr(metadata, "entry_points", lambda *groups: listings.append(groups) or plain(*groups))
-    json_schema()
+    work()
     assert len(listings) == 1
 
 
