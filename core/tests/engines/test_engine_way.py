@@ -6,11 +6,15 @@ import hashlib
 import os
 import socket
 import threading
+import time
+import weakref
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from posttune.engines import weights
 from posttune.engines.answers import (
     Answer,
     completions,
@@ -113,6 +117,29 @@ def test_more_tensors_are_hashed_than_wait_at_a_time() -> None:
     assert found == {
         name: hashlib.sha256(tensor.numpy().tobytes()).hexdigest() for name, tensor in many.items()
     }
+
+
+def test_few_tensors_wait_for_their_hash(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each may be a copy that is made for the hash alone: all at once would be the model once more."""
+
+    def slow(tensor: torch.Tensor) -> str:
+        time.sleep(0.005)
+        return digest(tensor)
+
+    monkeypatch.setattr(weights, "digest", slow)
+    made: list[weakref.ref[torch.Tensor]] = []
+    most = 0
+
+    def copies() -> Iterator[tuple[str, torch.Tensor]]:
+        nonlocal most
+        for number in range(4 * THREADS + 4):
+            tensor = torch.zeros(8)
+            made.append(weakref.ref(tensor))
+            most = max(most, sum(each() is not None for each in made))
+            yield f"{number}", tensor
+
+    assert len(held_checksums(copies())) == len(made)
+    assert most <= THREADS + 2
 
 
 def test_one_element_of_any_stride_is_hashed() -> None:
