@@ -61,7 +61,7 @@ test: check  ## Lint, types, limits and every test that needs neither an acceler
 test-long: $(STAMP)  ## The tests that take minutes, one after the other.
 	OMP_NUM_THREADS=1 $(PYTEST) -q -m "long and not gpu" -o timeout=3000 $(ARGS)
 
-test-fast: $(STAMP)  ## Tests of under five seconds, without the blocks of the documents and the long round trips.
+test-fast: $(STAMP)  ## The inner loop, under three minutes: no test that is marked slow, no blocks of documents, no round trips.
 	OMP_NUM_THREADS=1 $(PYTEST) -q -n 2 --dist loadfile -m "not gpu and not slow and not long and not install" \
 	  --ignore=tests/test_readme.py --ignore=core/tests/data/test_round_trip.py $(ARGS)
 
@@ -87,7 +87,7 @@ bench: $(STAMP)  ## Start-up time, and speed and padding of an RL step.
 test-engines: $(addprefix test-engine-,$(ENGINES))  ## Real engines on a CPU, each in an environment of its own.
 
 # Float32, and no check that starts an engine of its own, trains, or hands weights over fifty times.
-QUICKLY := (TestChild or TestFloat32) and not (killed or learning or longer or flat or stop or tied)
+QUICKLY := (TestChild or TestFloat32) and not (killed or learning or longer or flat or tied or (stop and not strings))
 
 engines: $(foreach engine,$(ENGINES),.venv-$(engine)/.installed)  ## The environments of test-engines.
 

@@ -11,6 +11,8 @@ from typing import Any
 
 import pytest
 
+pytestmark = pytest.mark.slow
+
 HEAVY = (
     "accelerate", "bert_score", "datasets", "gguf", "peft", "pyarrow", "sglang", "sympy", "torch",
     "transformers", "vllm",

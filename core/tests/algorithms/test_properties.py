@@ -18,6 +18,8 @@ from posttune.testing import _batches
 from posttune.types import AdvantageBatch, Advantages, LossBatch, TokenLoss, Totals
 from torch import Tensor
 
+pytestmark = pytest.mark.slow
+
 QUICK = settings(max_examples=25, deadline=None, derandomize=True, database=None)
 
 # Rewards that people give: right or wrong, partial credit, a length penalty, something unscorable.

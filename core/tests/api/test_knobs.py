@@ -13,6 +13,8 @@ import torch
 from posttune import PPOTrainer
 from posttune.errors import DataError, UserError
 
+pytestmark = pytest.mark.slow
+
 SEEN = [{"name": "jsonl"}, {"name": "rollouts"}]
 
 

@@ -20,6 +20,8 @@ from posttune.checkpoint.sources import open_source
 from posttune.errors import CheckpointError, ConfigError, Interrupted, ModelError, UserError
 from posttune.models import attention
 
+pytestmark = pytest.mark.slow
+
 
 def same_weights(one: dict[str, Any], other: dict[str, Any]) -> bool:
     """Whether they are equal to the last bit."""

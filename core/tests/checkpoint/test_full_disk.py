@@ -31,6 +31,8 @@ from posttune.errors import CheckpointError, ExportError, PosttuneError, UserErr
 from posttune.models.load import load_model, new_model
 from posttune.models.tokenizer import byte_tokenizer, save_tokenizer
 
+pytestmark = pytest.mark.slow
+
 SIZES = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 1}
 FULL = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 TOKENIZER = byte_tokenizer()

@@ -17,6 +17,8 @@ from posttune.cli.lazy import LazyGroup
 from posttune.cli.main import cli, main
 from posttune.cli.output import number, plain
 
+pytestmark = pytest.mark.slow
+
 
 def run(*arguments: str, cwd: Path | None = None, **environ: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "posttune", *arguments]

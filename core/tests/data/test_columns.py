@@ -18,6 +18,8 @@ from posttune.data.templates import Template
 from posttune.data.tokenize import Encoder
 from posttune.errors import DataError
 
+pytestmark = pytest.mark.slow
+
 TEXTS = st.text(st.characters(exclude_categories=["Cs"]), max_size=12) | st.sampled_from(
     [
         "",

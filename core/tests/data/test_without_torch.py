@@ -34,6 +34,8 @@ from tokenizers import (
 )
 from transformers import AutoTokenizer, PreTrainedTokenizerBase, PreTrainedTokenizerFast, Qwen2Tokenizer
 
+pytestmark = pytest.mark.slow
+
 LAZY = pytest.mark.skipif(
     tuple(map(int, transformers.__version__.split(".")[:2])) < (5, 18),
     reason="this transformers imports torch with any tokenizer",

@@ -13,6 +13,8 @@ from posttune.distributed.ranks import BUCKET_ELEMENTS, Ranks, _buckets
 from posttune.errors import RunError, UserError
 from posttune.trainer.metrics import Meter
 
+pytestmark = pytest.mark.slow
+
 
 def test_one_process_is_the_identity() -> None:
     ranks = Ranks()

@@ -20,6 +20,8 @@ from posttune.engines.process import Process
 from posttune.errors import RunError, UserError
 from posttune.types import Request, Sampling
 
+pytestmark = pytest.mark.slow
+
 ENGINE = '''
 """Stands in for an engine."""
 import os, signal, sys, time

@@ -19,6 +19,8 @@ from posttune.types import Needs, Sample
 from pydantic import ValidationError
 from rewards_for_tests import made, samples, write
 
+pytestmark = pytest.mark.slow
+
 EXECUTORS = ("inline", "thread", "process")
 FUNCTIONS = ("sync", "later")
 

@@ -17,6 +17,8 @@ from posttune.facade import build_rewards
 from posttune.types import Sample
 from rewards_for_tests import made, samples, write
 
+pytestmark = pytest.mark.slow
+
 SEEDS = Path(__file__).parents[3] / "tests/data/seeds"
 
 

@@ -123,6 +123,7 @@ def test_packed_equals_unpacked(name: str) -> None:
     assert worst_gap(model(name)) < 1e-5
 
 
+@pytest.mark.slow
 def test_packed_equals_unpacked_with_flex(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its masks; uncompiled, for a compiler takes minutes over the five shapes."""
 

@@ -253,6 +253,7 @@ def test_scale_and_soft_cap_are_read_off(scale: float, cap: float | None) -> Non
     assert found.softcap == (None if cap is None else pytest.approx(cap, rel=1e-9))
 
 
+@pytest.mark.slow
 def test_pieces_take_less_than_a_seventh_of_the_memory(tmp_path: Path) -> None:
     """At a sixteenth of 32,768 tokens x 152,064 words in each direction, and pieces of 2 MiB."""
     report = tmp_path / "report.json"

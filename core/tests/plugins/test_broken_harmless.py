@@ -11,6 +11,8 @@ import pytest
 from plugin_wheels import Install, Python, Source, plugin
 from test_broken_plugins import CASES
 
+pytestmark = pytest.mark.slow
+
 GOOD = """
 from posttune import hookimpl
 

@@ -17,6 +17,8 @@ from posttune.doctor.inventory import Inventory
 from posttune.doctor.plugins import owners
 from posttune.errors import UserError
 
+pytestmark = pytest.mark.slow
+
 GOOD = """
 from posttune import hookimpl
 

@@ -18,6 +18,8 @@ from posttune.testing import (
 )
 from posttune.testing._probe import probe_all
 
+pytestmark = pytest.mark.slow
+
 HERE = Path(__file__).parent
 FUNCTION = f"{HERE / 'kit_functions.py'}"
 OPTIONS: dict[tuple[str, str], dict[str, Any]] = {

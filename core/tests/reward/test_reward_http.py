@@ -16,6 +16,8 @@ from posttune.errors import PluginOptionsError, RunError, UserError
 from posttune.facade import Rewards, build_rewards
 from posttune.types import Sample
 
+pytestmark = pytest.mark.slow
+
 
 class Scorer(BaseHTTPRequestHandler):
     """Does what the response asks for."""

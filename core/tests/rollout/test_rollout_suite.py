@@ -10,6 +10,8 @@ from posttune.testing._rollout_base import GREEDY
 from posttune.testing._rollout_bench import Bench, requests
 from posttune.testing.rollout_suite import RolloutSuite
 
+pytestmark = pytest.mark.slow
+
 torch.set_num_threads(1)
 
 

@@ -23,6 +23,8 @@ from posttune.testing._rollout_bench import Bench
 from posttune.testing.rollout_suite import RolloutSuite
 from posttune.types import BackendInfo, Completion, Request, RolloutContext, Sampling
 
+pytestmark = pytest.mark.slow
+
 torch.set_num_threads(1)
 
 

@@ -16,6 +16,8 @@ from posttune.errors import ConfigError, Problem
 from posttune.run.dry_run import RunCheck, dry_run
 from posttune.testing.tiny import tiny_model
 
+pytestmark = pytest.mark.slow
+
 REWARD = """
 def plain(prompt, response):
     return 1.0

@@ -16,6 +16,8 @@ from posttune.facade import Observers
 from posttune.run.stages import InterruptFlag
 from posttune.types import Metrics
 
+pytestmark = pytest.mark.slow
+
 ASYNC = {"checkpoint": {"every": 1, "async_save": True}}
 write = dcp.write
 

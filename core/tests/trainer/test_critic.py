@@ -18,6 +18,8 @@ from posttune.testing.tiny import tiny_model
 from posttune.trainer.rl_step import RlWork
 from posttune.trainer.stage import Setup
 
+pytestmark = pytest.mark.slow
+
 CRITIC = {"optimizer": {"lr": 1e-2}}
 
 

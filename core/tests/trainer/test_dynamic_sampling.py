@@ -14,6 +14,8 @@ from posttune.errors import ConfigError, Interrupted
 from posttune.run.stages import InterruptFlag
 from posttune.trainer._collect import Answers, Collector
 
+pytestmark = pytest.mark.slow
+
 
 def stage(task: Path, reward: str = "rare", **fields: Any) -> dict[str, Any]:
     return toy.rl(

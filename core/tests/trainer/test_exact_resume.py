@@ -20,6 +20,8 @@ from posttune.facade.rollout import RolloutEngine
 from posttune.run.stages import InterruptFlag
 from posttune.types import Request
 
+pytestmark = pytest.mark.slow
+
 RUN = """
 import json, os, signal, sys, torch
 torch.set_num_threads(1)

@@ -19,6 +19,8 @@ from posttune.trainer.loop import Position, StepOutput
 from posttune.trainer.sft import SftWork
 from posttune.types import AdvantageBatch, Advantages
 
+pytestmark = pytest.mark.slow
+
 ENTROPY = Rule("entropy", "entropy", limit=0.5, above=False, patience=2)
 
 

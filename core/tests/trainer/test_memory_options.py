@@ -24,6 +24,8 @@ from posttune.trainer.checks import check_stage
 from pydantic import ValidationError
 from torch import nn
 
+pytestmark = pytest.mark.slow
+
 PPO = {
     "advantage": {"name": "gae"},
     "kl": {"where": "reward", "estimator": "k1", "coef": 0.1},

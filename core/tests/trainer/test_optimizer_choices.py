@@ -21,6 +21,8 @@ from posttune.trainer.optimizer import Stepper, make_stepper
 from pydantic import ValidationError
 from torch import nn
 
+pytestmark = pytest.mark.slow
+
 NAMES = [
     "adamw",
     "adafactor",

@@ -18,6 +18,8 @@ from posttune.memory.oom import cause, changes, explained
 from posttune.trainer import _update
 from posttune.trainer.metrics import Meter
 
+pytestmark = pytest.mark.slow
+
 CUDA = "CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity of 39.95 GiB."
 CPU_DEVICE = torch.device("cpu")
 CPU = "[enforce fail at alloc_cpu.cpp:126] err == 0. DefaultCPUAllocator: can't allocate memory: you tried"

@@ -14,6 +14,8 @@ from posttune.facade import Rewards
 from posttune.trainer import rl_step
 from posttune.types import Needs, Sample
 
+pytestmark = pytest.mark.slow
+
 WAITS = '''
 import asyncio, pathlib, time
 

@@ -15,6 +15,8 @@ from posttune.trainer._update import Objective, Updater
 from posttune.trainer.rl_step import RlWork
 from posttune.trainer.stage import Setup
 
+pytestmark = pytest.mark.slow
+
 KEYS = {
     "stage", "step", "global_step", "time/step_s", "time/rollout_s", "time/reward_s", "time/update_s",
     "time/sync_s", "reward/mean", "reward/std", "reward/function/mean", "entropy", "loss/policy",

@@ -10,6 +10,8 @@ import trainer_toy as toy
 from posttune.errors import ConfigError
 from posttune.trainer.checks import validation_metrics
 
+pytestmark = pytest.mark.slow
+
 
 def validated(task: Path, stage: dict[str, Any], **fields: Any) -> dict[str, Any]:
     rewards = [{"name": "function", "options": {"path": f"{task / 'rewards.py'}:seen"}}]

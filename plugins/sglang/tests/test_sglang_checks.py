@@ -6,18 +6,20 @@ import json
 import subprocess
 import sys
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 from packaging.version import Version
+from posttune.engines.facts import Facts
 from posttune.engines.problems import Told
 from posttune.errors import PosttuneError, RunError, UserError
 from posttune.testing.engine_tests import pretend
 from posttune.types import Resources, RolloutContext, Sampling
 from posttune_sglang import SglangBackend, SglangOptions, adapters, arguments, environment, shim
 from posttune_sglang.installed import SGLANG
-from posttune_sglang.prepare import served_folder
+from posttune_sglang.prepare import check, served_folder
 from posttune_sglang.problems import EXPLAINER
 from posttune_sglang.sampling import parameters
 from pydantic import ValidationError
@@ -204,6 +206,13 @@ def test_the_folder_that_is_served_names_its_architecture_and_no_end(tmp_path: P
     assert told == expected | {"architectures": ["LlamaForCausalLM"]}
     assert sorted(path.name for path in served.iterdir()) == ["config.json", "model.safetensors"]
     assert json.loads((folder / "config.json").read_text("utf-8")) == config, "the user's folder is as before"
+
+
+def test_a_model_that_nobody_can_name_is_refused_before_the_start() -> None:
+    unnamed = Facts((), layers=1, heads=1, kv_heads=1, head_dim=32, positions=128, tied=False)
+    with pytest.raises(UserError, match=r"names no architecture.*write architectures into config\.json"):
+        check(SglangOptions(), context(), unnamed)
+    check(SglangOptions(), context(), replace(unnamed, architectures=("LlamaForCausalLM",)))
 
 
 def test_the_environment_of_an_engine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

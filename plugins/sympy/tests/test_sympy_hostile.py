@@ -8,6 +8,8 @@ from pathlib import Path
 import pytest
 from posttune_sympy import MathRewardFunction
 
+pytestmark = pytest.mark.slow
+
 LIMIT = 1.0  # seconds of SymPy
 ROOM = 60.0  # seconds: a hang would last for ever, so that this tells no speed
 

@@ -15,6 +15,8 @@ import psutil
 import pytest
 from posttune_sympy import MathRewardFunction, workers
 
+pytestmark = pytest.mark.slow
+
 # SymPy works on each of these for ever.
 HANGS = [rf"\boxed{{\prod_{{k=1}}^{{10000000{last}}} k}}" for last in range(8)]
 SLACK = 30.0  # seconds beyond a limit: the answers would hang for ever, so that this tells no speed

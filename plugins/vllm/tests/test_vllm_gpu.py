@@ -42,7 +42,6 @@ class TestGpu(RolloutSuite):
     memory_share = SHARE
     own_process = True
     sleeps = True
-    batch_independent = False  # bfloat16: the shape of a batch rounds
     sleep_frees_gb = 8.0 if torch.cuda.is_available() else 0.0
     growth_mb = 64.0  # the GPU's memory is taken in blocks
 
@@ -58,6 +57,7 @@ class TestGpu(RolloutSuite):
 
 
 class TestGpuInline(TestGpu):
+    batch_independent = False  # bfloat16: the shape of a batch rounds, and here it was seen to
     options: ClassVar[Mapping[str, Any]] = {
         "enforce_eager": True,
         "verify": "always",

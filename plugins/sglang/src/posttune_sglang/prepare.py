@@ -15,6 +15,7 @@ from posttune.engines.folder import folder_for, save_tokenizer
 from posttune.engines.link import Plan
 from posttune.engines.process import Process
 from posttune.engines.weights import needed
+from posttune.errors import UserError
 from posttune.types import RolloutContext
 
 from posttune_sglang import adapters, arguments
@@ -78,6 +79,9 @@ def prepare(options: SglangOptions, context: RolloutContext, scratch: Path) -> P
 def check(options: SglangOptions, context: RolloutContext, facts: Facts) -> None:
     """The model, the run and the machine against each other."""
     dtype, size = options.dtype or context.dtype, context.resources.tensor_parallel_size
+    if not facts.architectures:
+        what = "the model's config.json names no architecture, and transformers knows none of its model_type"
+        raise UserError(what, who=WHO, fix="write architectures into config.json, or use rollout.name hf")
     preflight.check_dtype(dtype, "SGLang", WHO)
     preflight.check_length(facts, context.max_length, WHO)
     machine = preflight.machine(context.device)
