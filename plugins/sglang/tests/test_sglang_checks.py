@@ -210,7 +210,7 @@ def test_the_folder_that_is_served_names_its_architecture_and_no_end(tmp_path: P
 
 def test_a_model_that_nobody_can_name_is_refused_before_the_start() -> None:
     unnamed = Facts((), layers=1, heads=1, kv_heads=1, head_dim=32, positions=128, tied=False)
-    with pytest.raises(UserError, match=r"names no architecture.*write architectures into config\.json"):
+    with pytest.raises(UserError, match=r"(?s)names no architecture.*write architectures into config\.json"):
         check(SglangOptions(), context(), unnamed)
     check(SglangOptions(), context(), replace(unnamed, architectures=("LlamaForCausalLM",)))
 
