@@ -2,9 +2,8 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help install quickstart test test-fast test-long check lint types limits docs bench engines test-engines test-engines-quick \
-  test-gpu dist readme \
-  clean constraints
+.PHONY: help install quickstart test test-fast test-long check lint types limits docs bench test-engines test-engines-quick \
+  test-gpu dist readme clean constraints
 
 PYTHON ?= python3
 VENV := .venv
@@ -89,9 +88,7 @@ test-engines: $(addprefix test-engine-,$(ENGINES))  ## Real engines on a CPU, ea
 # Float32, and no check that starts an engine of its own, trains, or hands weights over fifty times.
 QUICKLY := (TestChild or TestFloat32) and not (killed or learning or longer or flat or tied or (stop and not strings))
 
-engines: $(foreach engine,$(ENGINES),.venv-$(engine)/.installed)  ## The environments of test-engines.
-
-test-engines-quick: engines  ## The checks of real engines that take seconds, as CI runs them.
+test-engines-quick:  ## The checks of real engines that take seconds, as CI runs them.
 	$(MAKE) test-engines ARGS='-k "$(QUICKLY)" $(ARGS)'
 
 define ENGINE_RULES

@@ -10,8 +10,7 @@ import json
 import os
 import time
 import traceback
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +18,6 @@ from posttune.errors import (
     CheckpointError,
     DataError,
     ExportError,
-    Interrupted,
     ModelError,
     PosttuneError,
     RunError,
@@ -44,33 +42,6 @@ ECHOES = (
 )
 LATE = ("Timed out waiting", "Timeout waiting", "timed out", "failed to pass monitoredBarrier")
 _SIMPLE = (UserError, DataError, ModelError, RunError, CheckpointError, ExportError)
-
-
-@contextmanager
-def recorded() -> Iterator[None]:
-    """Of several processes: an error that ends the block is left for the launcher.
-
-    Under posttune's own launcher the process then ends without a word.
-    """
-    try:
-        yield
-    except (Interrupted, KeyboardInterrupt, SystemExit):
-        raise
-    except BaseException as error:
-        if FILE not in os.environ:
-            raise
-        _end_of(error)
-        if LAUNCHED not in os.environ:
-            raise
-        raise SystemExit(getattr(error, "exit_code", 1)) from None
-
-
-def _end_of(error: BaseException) -> None:
-    from posttune.distributed import watch
-
-    if is_late(error):
-        watch.dump_stacks()
-    record(describe(error, watch.where()))
 
 
 def describe(error: BaseException, where: str) -> dict[str, Any]:

@@ -56,7 +56,7 @@ def command(
 
 def _run(loaded: LoadedConfig, resume: bool, plot: bool | None, as_json: bool) -> None:
     from posttune.cli.run_report import document, show
-    from posttune.failure import recorded
+    from posttune.distributed.watch import recorded
     from posttune.run.runner import run
 
     began = time.perf_counter()

@@ -21,8 +21,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from posttune.errors import RunError
-from posttune.failure import LAUNCHED, STATUS, late, record
+from posttune.errors import Interrupted, RunError
+from posttune.failure import FILE, LAUNCHED, STATUS, describe, is_late, late, record
 
 GRACE_S = 3.0  # a group's own deadline comes first where it has one
 _BETWEEN_S = 0.3  # stacks of one process after the other
@@ -179,3 +179,28 @@ def dump_stacks() -> None:
             time.sleep(_BETWEEN_S)
     finally:
         claim.unlink(missing_ok=True)
+
+
+@contextmanager
+def recorded() -> Iterator[None]:
+    """Of several processes: an error that ends the block is left for the launcher.
+
+    Under posttune's own launcher the process then ends without a word.
+    """
+    try:
+        yield
+    except (Interrupted, KeyboardInterrupt, SystemExit):
+        raise
+    except BaseException as error:
+        if FILE not in os.environ:
+            raise
+        _end_of(error)
+        if LAUNCHED not in os.environ:
+            raise
+        raise SystemExit(getattr(error, "exit_code", 1)) from None
+
+
+def _end_of(error: BaseException) -> None:
+    if is_late(error):
+        dump_stacks()
+    record(describe(error, where()))

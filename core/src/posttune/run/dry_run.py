@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from posttune.catalog import Catalog
 from posttune.config.document import Keys
 from posttune.config.load import LoadedConfig
 from posttune.config.models import (
@@ -79,6 +80,7 @@ class _Checker:
     def __init__(self, loaded: LoadedConfig, folder: RunFolder, plan: Sequence[Step], world: int) -> None:
         self.loaded, self.config, self.document = loaded, loaded.config, loaded.document
         self.folder, self.plan, self.world = folder, plan, world
+        self.catalog = Catalog()
         self.found = RunCheck()
         self.demands: list[Demand] = []
 
@@ -184,7 +186,7 @@ class _Checker:
         from posttune.pipeline import compose
 
         with self._noted(path):
-            compose(kind, [ref])
+            compose(kind, [ref], catalog=self.catalog)
 
     def _model(self, model: str | ModelConfig, path: Keys, *, generates: bool = False) -> None:
         config = ModelConfig(path=model) if isinstance(model, str) else model

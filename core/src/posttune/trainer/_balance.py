@@ -88,11 +88,10 @@ def imbalance(sizes: Sizes, takers: Sequence[Sequence[int]]) -> float:
 
 def _parcel(batch: RolloutBatch, rows: Sequence[int]) -> Parcel:
     index = token_index(batch.packed.cu_seqlens, rows)
-    scored = batch.scored.tolist()
     found = {name: getattr(batch, name) for name in COLUMNS}
     return Parcel(
         [replace(batch.sequences[row], ids=array("i", batch.sequences[row].ids)) for row in rows],
-        [scored[row] for row in rows],
+        batch.scored[list(rows)].tolist(),
         [row in batch.fresh for row in rows],
         {name: values[index].cpu().numpy() for name, values in found.items() if values is not None},
     )
